@@ -1,0 +1,86 @@
+# Everything happens in .venv, whatever environment is active. `make help` lists the targets.
+
+PYTHON ?= python3
+ARGS ?=
+
+BIN := .venv/bin
+STAMPS := .venv/.stamps
+# The same range as `build-system.requires` in pyproject.toml.
+MATURIN := maturin>=1.14,<2
+
+# An active virtual or conda environment must not be built into, nor its packages be imported.
+unexport CONDA_PREFIX PYTHONHOME PYTHONPATH
+export VIRTUAL_ENV := $(CURDIR)/.venv
+# One interpreter for every cargo call: pyo3 is rebuilt whenever this differs from the last one.
+export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
+
+# With CI set, a Cargo.lock that is out of date is an error instead of being rewritten.
+LOCKED := $(if $(CI),--locked)
+
+UV := $(shell command -v uv 2>/dev/null)
+ifneq ($(UV),)
+# Without a download: the interpreter is the one that PYTHON names.
+CREATE_VENV = UV_PYTHON_DOWNLOADS=never uv venv --quiet --python "$(PYTHON)" .venv
+INSTALL = uv pip install --quiet --python $(BIN)/python
+DEVELOP_FLAGS := --uv
+else
+CREATE_VENV = "$(PYTHON)" -m venv .venv
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+DEVELOP = $(BIN)/maturin develop --release $(LOCKED) $(DEVELOP_FLAGS)
+
+# What the installed package is built from; Python files are used where they lie.
+BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
+	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+
+.PHONY: help venv build demo test lint bench clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+
+venv: $(STAMPS)/venv ## Make the virtual environment in .venv, with PYTHON=python3
+
+build: $(STAMPS)/dev ## Build the extension and install the package with all it is tested with
+
+demo: $(STAMPS)/demo ## Show what kvferry does: make demo ARGS="--help"
+	$(BIN)/kvferry demo $(ARGS)
+
+test: $(STAMPS)/dev ## Run every test and every example in the documentation
+	$(BIN)/python -m pytest $(ARGS)
+	cargo test --workspace $(LOCKED)
+
+lint: $(STAMPS)/dev ## Check format, lints, types and that the stubs match the extension
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/stubtest kvferry._core --mypy-config-file pyproject.toml
+
+bench: $(STAMPS)/dev ## Run the benchmarks, Rust's then Python's
+	cargo bench --workspace $(LOCKED)
+	@for bench in $(wildcard benches/python/*.py); do \
+		echo "$$bench" && $(BIN)/python "$$bench" || exit 1; \
+	done
+
+clean: ## Remove everything that was built
+	rm -rf .venv target dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -f python/kvferry/_core*.so
+	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/venv:
+	@"$(PYTHON)" -c 'import sys; sys.version_info >= (3, 10) or sys.exit("kvferry needs Python 3.10 or newer; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
+	rm -rf .venv
+	$(CREATE_VENV)
+	$(INSTALL) "$(MATURIN)"
+	@mkdir -p $(@D) && touch $@
+
+$(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
+	$(DEVELOP) --extras demo
+	@touch $@
+
+# What the demo needs is part of it, so a later `make demo` finds nothing to do.
+$(STAMPS)/dev: $(STAMPS)/venv $(BUILD_INPUTS)
+	$(DEVELOP) --extras test,lint
+	@touch $@ $(STAMPS)/demo

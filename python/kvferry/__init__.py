@@ -1,0 +1,36 @@
+"""kvferry moves KV caches between serving engines that agree on nothing.
+
+Describe both engines (`EngineSpec`), pair them (`Route`), register tensors (`KVCache`), plan one
+request (`Route.plan`), and copy it or hand its descriptors to a transport (`Plan`).
+"""
+
+from kvferry import errors
+from kvferry.cache import KVCache, RankDescription, SlotDescription
+from kvferry.layout import Layout
+from kvferry.plan import Descriptors, Explanation, Plan, Route
+from kvferry.specs import (
+    AttentionGroup,
+    EngineSpec,
+    LatentGroup,
+    ModelSpec,
+    StateGroup,
+    StatePart,
+)
+
+__all__ = [
+    "AttentionGroup",
+    "Descriptors",
+    "EngineSpec",
+    "Explanation",
+    "KVCache",
+    "LatentGroup",
+    "Layout",
+    "ModelSpec",
+    "Plan",
+    "RankDescription",
+    "Route",
+    "SlotDescription",
+    "StateGroup",
+    "StatePart",
+    "errors",
+]

@@ -1,0 +1,134 @@
+"""Routes and plans: what moves between two engines for one request, and why it takes so long."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvferry._core import Descriptors, Plan, Route
+
+__all__ = [
+    "Descriptors",
+    "Explanation",
+    "GroupExplanation",
+    "PairExplanation",
+    "Plan",
+    "Route",
+]
+
+
+class GroupExplanation(msgspec.Struct, frozen=True):
+    """Layers that a group of the source and a group of the target have in common.
+
+    Parameters
+    ----------
+    source_group, target_group
+        Indices of the groups in either side's model.
+    num_layers
+        Layers in both.
+    num_tokens
+        Tokens that are due: not held already, not in a null block, inside the window.
+    num_pieces
+        Pieces into which the block boundaries of both sides cut these tokens.
+    """
+
+    source_group: int
+    target_group: int
+    num_layers: int
+    num_tokens: int
+    num_pieces: int
+
+
+class PairExplanation(msgspec.Struct, frozen=True):
+    """What one rank pair moves.
+
+    Parameters
+    ----------
+    source_rank, target_rank
+        The two ends.
+    num_bytes
+        Payload.
+    num_fragments
+        Pieces that are contiguous on both sides: what a transport gets as descriptors.
+    num_loops
+        Strided loops that stand for them.
+    min_bytes, max_bytes
+        Smallest and largest fragment.
+    """
+
+    source_rank: int
+    target_rank: int
+    num_bytes: int
+    num_fragments: int
+    num_loops: int
+    min_bytes: int
+    max_bytes: int
+
+    @property
+    def mean_bytes(self) -> float:
+        """Average fragment, 0 where there is none."""
+        return self.num_bytes / self.num_fragments if self.num_fragments else 0.0
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """A plan in words and numbers; made by `Plan.explain`, prints well.
+
+    Parameters
+    ----------
+    source, target
+        Engine ids.
+    target_rank
+        The rank that the plan is for.
+    groups
+        One entry a pair of groups with layers in common.
+    pairs
+        One entry a rank pair that moves bytes.
+    notify_only
+        Source ranks that are not read, but must hear that the request is done.
+    """
+
+    source: str
+    target: str
+    target_rank: int
+    groups: tuple[GroupExplanation, ...]
+    pairs: tuple[PairExplanation, ...]
+    notify_only: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Payload of all pairs."""
+        return sum(pair.num_bytes for pair in self.pairs)
+
+    @property
+    def num_fragments(self) -> int:
+        """Fragments of all pairs."""
+        return sum(pair.num_fragments for pair in self.pairs)
+
+    def __str__(self) -> str:
+        lines = [
+            f"rank {self.target_rank} of {self.target!r} reads {_size(self.num_bytes)} "
+            f"in {self.num_fragments:,} fragments from {self.source!r}"
+        ]
+        lines += [
+            f"  group {group.source_group} -> {group.target_group}: {group.num_layers} layers, "
+            f"{group.num_tokens:,} tokens due in {group.num_pieces:,} pieces of blocks"
+            for group in self.groups
+        ]
+        lines += [
+            f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} in "
+            f"{pair.num_fragments:,} fragments of {_size(pair.min_bytes)} to {_size(pair.max_bytes)}, "
+            f"{_size(pair.mean_bytes)} on average ({pair.num_loops:,} loops)"
+            for pair in self.pairs
+        ]
+        if self.notify_only:
+            ranks = ", ".join(map(str, self.notify_only))
+            lines.append(f"  holds the same, is only notified: rank {ranks}")
+        return "\n".join(lines)
+
+
+def _size(num_bytes: float) -> str:
+    """Bytes for people, in binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.4g} GiB"

@@ -1,0 +1,40 @@
+//! The one error type. Its variants are the kinds that a caller can tell apart.
+
+use thiserror::Error;
+
+/// What was wrong with a request; the text names what was asked and the limit it broke.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum Error {
+    /// A token position does not fall on a block or slot boundary where it must.
+    #[error("{0}")]
+    Alignment(String),
+    /// A block id does not exist, or there are too few for the tokens that are due.
+    #[error("{0}")]
+    BlockRange(String),
+    /// A byte is written twice, or both read and written.
+    #[error("{0}")]
+    Overlap(String),
+    /// A tensor contradicts its declared layout or use, or a layout contradicts itself.
+    #[error("{0}")]
+    Layout(String),
+    /// Two engines can never exchange caches.
+    #[error("{0}")]
+    Incompatible(String),
+    /// Any other value that makes no sense.
+    #[error("{0}")]
+    Value(String),
+    /// A combination that the contract knows and this version does not plan.
+    #[error("{0}")]
+    NotSupported(String),
+}
+
+/// Results of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Returns early with the given [`Error`] variant and message.
+macro_rules! fail {
+    ($kind:ident, $($message:tt)+) => {
+        return Err($crate::Error::$kind(format!($($message)+)))
+    };
+}
+pub(crate) use fail;

@@ -1,0 +1,101 @@
+//! Sharding: which units (KV heads) each rank holds, and who reads which unit from whom.
+
+use crate::error::{Result, fail};
+use crate::interval::Interval;
+
+/// The units that each rank of a stage holds, in rank order. Ranks may hold the same units.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Split(Vec<Interval>);
+
+/// Units that one rank reads from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    /// The reader, an index into the target's split.
+    pub target: usize,
+    /// The rank that it reads from, an index into the source's split.
+    pub source: usize,
+    /// What it reads.
+    pub units: Interval,
+}
+
+impl Split {
+    /// The usual split of `units` over `ranks`: contiguous and even to within one, and one replicated
+    /// unit a rank where there are more ranks than units.
+    pub fn even(units: u64, ranks: usize) -> Self {
+        let ranks = ranks as u64;
+        let first = |rank: u64| rank * units / ranks;
+        let range = |rank| {
+            let end = if ranks <= units { first(rank + 1) } else { first(rank) + 1 };
+            Interval::new(first(rank), end)
+        };
+        Self((0..ranks).map(range).collect())
+    }
+
+    /// A split of the user's own, which must cover all `units`; ranges may be uneven and overlap.
+    pub fn given(field: &str, ranges: Vec<Interval>, units: u64, ranks: usize) -> Result<Self> {
+        if ranges.len() != ranks {
+            fail!(Value, "{field} has {} ranges for {ranks} TP ranks", ranges.len());
+        }
+        let all = Interval::new(0, units);
+        if let Some(wrong) = ranges.iter().find(|range| range.is_empty() || !all.contains(**range)) {
+            fail!(Value, "{field} range {wrong} is empty or outside the heads {all}");
+        }
+        let mut sorted = ranges.clone();
+        sorted.sort_unstable();
+        let covered = sorted
+            .iter()
+            .fold(0, |covered, range| if range.begin <= covered { covered.max(range.end) } else { covered });
+        if covered < units {
+            fail!(Value, "{field} leaves head {covered} of {units} to no TP rank");
+        }
+        Ok(Self(ranges))
+    }
+
+    /// The units that a rank holds.
+    pub fn units(&self, rank: usize) -> Interval {
+        self.0[rank]
+    }
+
+    fn holders(&self, unit: u64) -> Vec<usize> {
+        let holds = |rank: &usize| self.0[*rank].contains(Interval::new(unit, unit + 1));
+        (0..self.0.len()).filter(holds).collect()
+    }
+}
+
+/// Who reads what from whom, ordered by reader, source and unit.
+///
+/// Of the `n` targets that need a unit, the `j`-th reads it from the `j * R / n`-th of its `R` holders.
+/// Between two range boundaries of either split that choice is the same for every unit, so it is made
+/// once for each such cell.
+pub fn shares(source: &Split, target: &Split) -> Vec<Share> {
+    let mut bounds: Vec<u64> =
+        source.0.iter().chain(&target.0).flat_map(|range| [range.begin, range.end]).collect();
+    bounds.sort_unstable();
+    bounds.dedup();
+    let mut shares = Vec::new();
+    for cell in bounds.windows(2).map(|pair| Interval::new(pair[0], pair[1])) {
+        let (holders, readers) = (source.holders(cell.begin), target.holders(cell.begin));
+        for (j, &reader) in readers.iter().enumerate() {
+            let source = holders[j * holders.len() / readers.len()];
+            shares.push(Share { target: reader, source, units: cell });
+        }
+    }
+    shares.sort_unstable();
+    join_adjacent(shares)
+}
+
+fn join_adjacent(shares: Vec<Share>) -> Vec<Share> {
+    let mut joined: Vec<Share> = Vec::with_capacity(shares.len());
+    for share in shares {
+        match joined.last_mut() {
+            Some(last)
+                if (last.target, last.source, last.units.end)
+                    == (share.target, share.source, share.units.begin) =>
+            {
+                last.units.end = share.units.end;
+            }
+            _ => joined.push(share),
+        }
+    }
+    joined
+}

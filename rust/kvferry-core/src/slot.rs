@@ -1,0 +1,182 @@
+//! Tensor slots: the tensors that a rank registers, with the sizes that they must have.
+
+use crate::engine::{Engine, ShardedGroup};
+use crate::error::{Result, fail};
+use crate::layout::{Axis, Layout};
+use crate::model::{Attention, Group, GroupKind, StatePart};
+use crate::shard::Split;
+use crate::tensor::Tensor;
+
+/// One tensor that a rank registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Unique on its rank.
+    pub name: String,
+    /// Index of the group in the engine's model.
+    pub group: usize,
+    /// Layers that it holds, ascending.
+    pub layers: Vec<u64>,
+    /// What it holds of each: `K` and `V`, one of them, `latent`, or a state part's name.
+    pub planes: Vec<String>,
+    /// Its axes, outermost first.
+    pub layout: Layout,
+    /// Size of each axis in tensor items; the block axis's entry is the least that it may have.
+    pub sizes: Vec<u64>,
+    /// Bytes of one tensor item.
+    pub item_bytes: u64,
+}
+
+impl Slot {
+    /// A tensor without padding, of `blocks` blocks, at address zero.
+    pub fn dense(&self, blocks: u64) -> Result<Tensor> {
+        let mut sizes = self.sizes.clone();
+        sizes[self.block_axis()] = blocks;
+        let mut strides = vec![0; sizes.len()];
+        let mut stride = self.item_bytes;
+        for (axis, size) in sizes.iter().enumerate().rev() {
+            strides[axis] = stride;
+            stride = match stride.checked_mul((*size).max(1)) {
+                Some(bytes) if i64::try_from(bytes).is_ok() => bytes,
+                _ => fail!(Value, "tensor {:?} of {blocks} blocks exceeds 2^63 bytes", self.name),
+            };
+        }
+        Ok(Tensor { address: 0, sizes, strides, device: crate::tensor::Device::CPU, writable: true })
+    }
+
+    /// Where the block axis is.
+    pub fn block_axis(&self) -> usize {
+        self.axis(Axis::Block).unwrap_or_default() // every layout names B
+    }
+
+    /// Where an axis is.
+    pub fn axis(&self, axis: Axis) -> Option<usize> {
+        self.layout.axes().iter().position(|other| *other == axis)
+    }
+}
+
+impl Engine {
+    /// The tensors that a rank registers, in registration order: groups in order, layers ascending,
+    /// key before value, state parts in their order.
+    pub fn slots(&self, rank: usize) -> Result<Vec<Slot>> {
+        self.check_rank(rank)?;
+        let stage = self.stage_layers(rank);
+        let mut slots = Vec::new();
+        for (g, sharded) in self.groups.iter().enumerate() {
+            let held = |layer: &u64| stage.begin <= *layer && *layer < stage.end;
+            let layers: Vec<u64> = sharded.group.layers.iter().copied().filter(held).collect();
+            if layers.is_empty() {
+                continue;
+            }
+            let family = Family { engine: self, tp_rank: self.tp_rank(rank), g, sharded };
+            match &sharded.layout {
+                Some(layout) if layout.has(Axis::Layer) => {
+                    slots.extend(family.slots(&format!("group{g}"), &layers)?);
+                }
+                _ => {
+                    for layer in layers {
+                        slots.extend(family.slots(&format!("layers.{layer}"), &[layer])?);
+                    }
+                }
+            }
+        }
+        Ok(slots)
+    }
+}
+
+/// The slots of one group on one rank.
+struct Family<'a> {
+    engine: &'a Engine,
+    tp_rank: usize,
+    g: usize,
+    sharded: &'a ShardedGroup,
+}
+
+impl Family<'_> {
+    /// The slots of one layer, or of several that share tensors.
+    fn slots(&self, name: &str, layers: &[u64]) -> Result<Vec<Slot>> {
+        let Group { kind, .. } = &self.sharded.group;
+        let slots = match (kind, &self.sharded.layout) {
+            (GroupKind::Attention(attention), Some(layout)) => {
+                self.attention(name, layers, attention, layout)
+            }
+            (GroupKind::Latent(latent), Some(layout)) => {
+                let items = latent.dtype.items(latent.latent_dim);
+                vec![self.slot(name.into(), layers, &["latent"], layout, items, latent.dtype.item_bytes())]
+            }
+            (GroupKind::State(parts), _) => parts.iter().map(|part| self.state(name, layers, part)).collect(),
+            _ => unreachable!("only state groups have no layout"),
+        };
+        for slot in &slots {
+            slot.dense(slot.sizes[slot.block_axis()])?; // sizes that overflow are refused here
+        }
+        Ok(slots)
+    }
+
+    fn attention(&self, name: &str, layers: &[u64], attention: &Attention, layout: &Layout) -> Vec<Slot> {
+        let item_bytes = attention.dtype.item_bytes();
+        let [key, value] = attention.row_items();
+        if layout.has(Axis::Content) {
+            return vec![self.slot(name.into(), layers, &["K", "V"], layout, key + value, item_bytes)];
+        }
+        if layout.joins_planes() {
+            return vec![self.slot(name.into(), layers, &["K", "V"], layout, key, item_bytes)];
+        }
+        [("K", key), ("V", value)]
+            .map(|(plane, items)| {
+                self.slot(format!("{name}.{plane}"), layers, &[plane], layout, items, item_bytes)
+            })
+            .into()
+    }
+
+    fn slot(
+        &self,
+        name: String,
+        layers: &[u64],
+        planes: &[&str],
+        layout: &Layout,
+        row_items: u64,
+        item_bytes: u64,
+    ) -> Slot {
+        let sharded = self.sharded;
+        let size = |axis: &Axis| match axis {
+            Axis::Layer => layers.len() as u64,
+            Axis::Block => sharded.num_blocks.unwrap_or(0) * sharded.physical_blocks_per_block,
+            Axis::Plane => planes.len() as u64,
+            Axis::Slot => {
+                sharded.slots_per_block() / (self.engine.cp_size as u64 * sharded.physical_blocks_per_block)
+            }
+            Axis::Head => sharded.split.units(self.tp_rank).len(),
+            Axis::Dim | Axis::Content | Axis::State => row_items,
+        };
+        Slot {
+            name,
+            group: self.g,
+            layers: layers.to_vec(),
+            planes: planes.iter().map(|plane| (*plane).to_owned()).collect(),
+            sizes: layout.axes().iter().map(size).collect(),
+            layout: layout.clone(),
+            item_bytes,
+        }
+    }
+
+    fn state(&self, name: &str, layers: &[u64], part: &StatePart) -> Slot {
+        let mut shape = part.shape.clone();
+        if let Some((axis, units)) = part.shard {
+            let held = Split::even(units, self.engine.tp_size).units(self.tp_rank).len();
+            shape[axis] = shape[axis] / units * held;
+        }
+        if let Some(innermost) = shape.last_mut() {
+            *innermost = part.dtype.items(*innermost);
+        }
+        let blocks = self.sharded.num_blocks.unwrap_or(0);
+        Slot {
+            name: format!("{name}.state.{}", part.name),
+            group: self.g,
+            layers: layers.to_vec(),
+            planes: vec![part.name.clone()],
+            layout: Layout::state(shape.len()),
+            sizes: std::iter::once(blocks).chain(shape).collect(),
+            item_bytes: part.dtype.item_bytes(),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! Copy loops: the one form in which a plan is executed, expanded and explained.
+
+use std::ops::Range;
+
+/// Loop dimensions around a run. Heads, slots, planes and layers need one each.
+pub const MAX_DIMS: usize = 4;
+
+/// One loop dimension: how often, and how far it steps on either side, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dim {
+    /// Steps, at least one.
+    pub count: u64,
+    /// Bytes from one step to the next in the source.
+    pub source_stride: u64,
+    /// Bytes from one step to the next in the target.
+    pub target_stride: u64,
+}
+
+impl Dim {
+    /// A dimension that does not loop.
+    pub const ONE: Self = Self { count: 1, source_stride: 0, target_stride: 0 };
+
+    /// Whether stepping along `self` continues where `inner` ends, on both sides.
+    fn continues(self, inner: Self) -> bool {
+        self.source_stride == inner.count * inner.source_stride
+            && self.target_stride == inner.count * inner.target_stride
+    }
+}
+
+/// A contiguous run of bytes and the dimensions that repeat it, in canonical form: no dimension
+/// of one step but the unused outer ones, outermost first by target stride, nothing mergeable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strided {
+    /// Bytes that are contiguous on both sides.
+    pub run_bytes: u64,
+    /// Outermost first; unused ones lead with a count of one.
+    pub dims: [Dim; MAX_DIMS],
+}
+
+impl Strided {
+    /// Brings a run and its dimensions into canonical form; `None` where they do not fit.
+    pub fn new(run_bytes: u64, dims: impl IntoIterator<Item = Dim>) -> Option<Self> {
+        let mut looping: Vec<Dim> = dims.into_iter().filter(|dim| dim.count > 1).collect();
+        looping.sort_by_key(|dim| std::cmp::Reverse((dim.target_stride, dim.source_stride)));
+        // The run is the innermost dimension of all: bytes, one apart.
+        let mut merged = vec![Dim { count: run_bytes, source_stride: 1, target_stride: 1 }];
+        for dim in looping.into_iter().rev() {
+            match merged.last_mut() {
+                Some(inner) if dim.continues(*inner) => inner.count *= dim.count,
+                _ => merged.push(dim),
+            }
+        }
+        let run_bytes = merged[0].count;
+        let used = merged.len() - 1;
+        let mut canonical = [Dim::ONE; MAX_DIMS];
+        let unused = MAX_DIMS.checked_sub(used)?;
+        for (slot, dim) in canonical[unused..].iter_mut().zip(merged[1..].iter().rev()) {
+            *slot = *dim;
+        }
+        Some(Self { run_bytes, dims: canonical })
+    }
+
+    /// The dimensions that loop, outermost first.
+    pub fn looping(&self) -> &[Dim] {
+        let unused = self.dims.iter().take_while(|dim| dim.count == 1).count();
+        &self.dims[unused..]
+    }
+
+    /// Runs, once for every index of every dimension.
+    pub fn runs(&self) -> u64 {
+        self.dims.iter().map(|dim| dim.count).product()
+    }
+
+    /// Bytes moved.
+    pub fn num_bytes(&self) -> u64 {
+        self.runs() * self.run_bytes
+    }
+
+    /// Bytes from the first to one past the last that it touches, in source and target.
+    pub fn span_bytes(&self) -> (u64, u64) {
+        self.dims.iter().fold((self.run_bytes, self.run_bytes), |(source, target), dim| {
+            (source + (dim.count - 1) * dim.source_stride, target + (dim.count - 1) * dim.target_stride)
+        })
+    }
+}
+
+/// One strided copy, repeated for every entry of a slice of the block table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyLoop {
+    /// Index of the source rank's tensor.
+    pub source_tensor: usize,
+    /// Index of the target rank's tensor.
+    pub target_tensor: usize,
+    /// Bytes from the source tensor's first, before the table's.
+    pub source_offset: u64,
+    /// Bytes from the target tensor's first, before the table's.
+    pub target_offset: u64,
+    /// What is copied there.
+    pub strided: Strided,
+    /// Entries of the [`BlockTable`].
+    pub entries: Range<usize>,
+}
+
+impl CopyLoop {
+    /// Whether both differ in nothing but their offsets.
+    fn repeats(&self, other: &Self) -> bool {
+        (self.source_tensor, self.target_tensor) == (other.source_tensor, other.target_tensor)
+            && self.strided == other.strided
+            && self.entries == other.entries
+    }
+
+    /// Steps in bytes from `self` to `next` where those are forward on both sides.
+    fn step_to(&self, next: &Self) -> Option<(u64, u64)> {
+        let source = next.source_offset.checked_sub(self.source_offset)?;
+        let target = next.target_offset.checked_sub(self.target_offset)?;
+        (source > 0 && target > 0).then_some((source, target))
+    }
+}
+
+/// Byte offsets of blocks: entry `e` is one piece of a block on either side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BlockTable {
+    /// Bytes from the source tensor's first.
+    pub source: Vec<u64>,
+    /// Bytes from the target tensor's first.
+    pub target: Vec<u64>,
+}
+
+/// Folds loops that repeat each other at equal steps into one with a dimension more: the planes of a
+/// tensor that holds both, the layers of a tensor that holds several.
+pub fn fold(mut loops: Vec<CopyLoop>) -> Vec<CopyLoop> {
+    loops.sort_by_key(|copy| (copy.target_tensor, copy.source_tensor));
+    loop {
+        let before = loops.len();
+        loops = fold_once(&loops);
+        if loops.len() == before {
+            return loops;
+        }
+    }
+}
+
+fn fold_once(loops: &[CopyLoop]) -> Vec<CopyLoop> {
+    let mut folded = Vec::with_capacity(loops.len());
+    let mut rest = loops;
+    while let [first, after @ ..] = rest {
+        let step = after.first().filter(|next| first.repeats(next)).and_then(|next| first.step_to(next));
+        let repeated = step.map_or(1, |step| {
+            let next =
+                |pair: &&[CopyLoop]| pair[0].repeats(&pair[1]) && pair[0].step_to(&pair[1]) == Some(step);
+            1 + rest.windows(2).take_while(next).count()
+        });
+        let (source_stride, target_stride) = step.unwrap_or_default();
+        let dim = Dim { count: repeated as u64, source_stride, target_stride };
+        let dims = first.strided.dims.into_iter().chain([dim]);
+        if let Some(strided) = Strided::new(first.strided.run_bytes, dims) {
+            folded.push(CopyLoop { strided, ..first.clone() });
+            rest = &rest[repeated..];
+        } else {
+            folded.push(first.clone());
+            rest = after;
+        }
+    }
+    folded
+}

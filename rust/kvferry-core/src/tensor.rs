@@ -1,0 +1,195 @@
+//! Registered tensors: addresses, sizes and strides, checked against the slot that they fill.
+
+use std::fmt;
+
+use crate::error::{Result, fail};
+use crate::layout::Axis;
+use crate::slot::Slot;
+
+/// Where memory lives, in `DLPack`'s numbering.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    /// Device type, such as 1 for host memory.
+    pub kind: i32,
+    /// Device index.
+    pub index: i32,
+}
+
+impl Device {
+    /// Ordinary host memory.
+    pub const CPU: Self = Self { kind: 1, index: 0 };
+    /// Host memory that a GPU can address.
+    const CUDA_HOST: i32 = 3;
+
+    /// Whether the host reads and writes it directly.
+    pub fn is_host(self) -> bool {
+        self.kind == Self::CPU.kind || self.kind == Self::CUDA_HOST
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            1 => f.write_str("cpu"),
+            2 => write!(f, "cuda:{}", self.index),
+            3 => f.write_str("pinned host"),
+            kind => write!(f, "DLPack device ({kind}, {})", self.index),
+        }
+    }
+}
+
+/// A tensor as its producer describes it: dimensions in the producer's order, strides in bytes.
+#[derive(Clone, Debug)]
+pub struct RawTensor {
+    /// First byte.
+    pub address: u64,
+    /// Items along each dimension.
+    pub shape: Vec<i64>,
+    /// Bytes from one item to the next along each dimension.
+    pub strides: Vec<i64>,
+    /// Bytes of one item.
+    pub item_bytes: u64,
+    /// Where it lives.
+    pub device: Device,
+    /// Whether it may be a target.
+    pub writable: bool,
+}
+
+/// A tensor that fills its slot; dimensions are in memory order, one an axis of the slot's layout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tensor {
+    /// First byte.
+    pub address: u64,
+    /// Items along each axis.
+    pub sizes: Vec<u64>,
+    /// Bytes from one item to the next along each axis; zero where the size is one.
+    pub strides: Vec<u64>,
+    /// Where it lives.
+    pub device: Device,
+    /// Whether it may be a target.
+    pub writable: bool,
+}
+
+impl Tensor {
+    /// Checks a producer's tensor against its slot. `axes` names the producer's dimensions where they
+    /// are not in memory order.
+    pub fn register(slot: &Slot, raw: &RawTensor, axes: Option<&str>) -> Result<Self> {
+        let name = &slot.name;
+        let axis_count = slot.layout.axes().len();
+        if raw.shape.len() != axis_count || raw.strides.len() != axis_count {
+            fail!(
+                Layout,
+                "tensor {name:?} has {} dimensions, layout \"{}\" has {axis_count}",
+                raw.shape.len(),
+                slot.layout
+            );
+        }
+        if raw.item_bytes != slot.item_bytes {
+            fail!(
+                Layout,
+                "tensor {name:?} has items of {} bytes, its dtype has {}; pass a view of that item size",
+                raw.item_bytes,
+                slot.item_bytes
+            );
+        }
+        let positions = match axes {
+            Some(axes) => slot.layout.positions_in(axes)?,
+            None => (0..axis_count).collect(),
+        };
+        let sizes = positions.iter().map(|&dim| raw.shape[dim]);
+        let sizes = checked_sizes(slot, &sizes.collect::<Vec<_>>())?;
+        let strides = positions.iter().map(|&dim| raw.strides[dim]).collect::<Vec<_>>();
+        let strides = checked_strides(slot, &sizes, &strides)?;
+        let tensor =
+            Self { address: raw.address, sizes, strides, device: raw.device, writable: raw.writable };
+        tensor.check_address(slot)?;
+        Ok(tensor)
+    }
+
+    /// Bytes from its first to one past its last, padding in between included.
+    pub fn extent_bytes(&self, item_bytes: u64) -> u64 {
+        if self.sizes.contains(&0) {
+            return 0;
+        }
+        let last: u64 = self.sizes.iter().zip(&self.strides).map(|(size, stride)| (size - 1) * stride).sum();
+        last + item_bytes
+    }
+
+    /// The stride of an axis of its slot's layout; zero where there is no such axis.
+    pub fn stride(&self, slot: &Slot, axis: Axis) -> u64 {
+        slot.axis(axis).map_or(0, |index| self.strides[index])
+    }
+
+    fn check_address(&self, slot: &Slot) -> Result<()> {
+        let extent_bytes = self.extent_bytes(slot.item_bytes);
+        if self.address.checked_add(extent_bytes).is_none() {
+            fail!(
+                Layout,
+                "tensor {:?} of {extent_bytes} bytes at {:#x} wraps around",
+                slot.name,
+                self.address
+            );
+        }
+        Ok(())
+    }
+}
+
+fn checked_sizes(slot: &Slot, shape: &[i64]) -> Result<Vec<u64>> {
+    let mut sizes = Vec::with_capacity(shape.len());
+    for (index, (&given, &due)) in shape.iter().zip(&slot.sizes).enumerate() {
+        let axis = slot.layout.axes()[index];
+        let Ok(size) = u64::try_from(given) else {
+            fail!(Layout, "tensor {:?} has size {given} along {}", slot.name, axis.letter());
+        };
+        if axis == Axis::Block && size < due {
+            fail!(Layout, "tensor {:?} has {size} blocks, num_blocks asks for {due}", slot.name);
+        }
+        if axis != Axis::Block && size != due {
+            fail!(
+                Layout,
+                "tensor {:?} has size {size} along {} of layout \"{}\", expected {due}",
+                slot.name,
+                axis.letter(),
+                slot.layout
+            );
+        }
+        sizes.push(size);
+    }
+    Ok(sizes)
+}
+
+/// Strides in memory order must each step over everything inside them, or elements would overlap.
+fn checked_strides(slot: &Slot, sizes: &[u64], strides: &[i64]) -> Result<Vec<u64>> {
+    let mut checked = vec![0; sizes.len()];
+    let mut inside_bytes = i128::from(slot.item_bytes);
+    for index in (0..sizes.len()).rev() {
+        let (axis, size, stride) = (slot.layout.axes()[index], sizes[index], strides[index]);
+        if size <= 1 {
+            continue; // nothing steps along it
+        }
+        let name = &slot.name;
+        if index + 1 == sizes.len() && i128::from(stride) != inside_bytes {
+            fail!(
+                Layout,
+                "tensor {name:?} steps {stride} bytes along {}, its innermost axis, which must be \
+                 contiguous ({inside_bytes} bytes)",
+                axis.letter()
+            );
+        }
+        if i128::from(stride) < inside_bytes {
+            fail!(
+                Layout,
+                "tensor {name:?} steps {stride} bytes along {} of layout \"{}\", but what lies inside \
+                 takes {inside_bytes}: neighbours would overlap, or the memory order is another (see axes=)",
+                axis.letter(),
+                slot.layout
+            );
+        }
+        inside_bytes += i128::from(size - 1) * i128::from(stride);
+        if inside_bytes > i128::from(i64::MAX) {
+            fail!(Layout, "tensor {name:?} exceeds 2^63 bytes");
+        }
+        checked[index] = stride.unsigned_abs();
+    }
+    Ok(checked)
+}

@@ -1,0 +1,283 @@
+//! `DLPack` import: the seam between memory that Python owns and the core's plain addresses.
+//!
+//! Contract. A [`ManagedTensor`] is made from a capsule that nobody has consumed; it renames the capsule,
+//! which makes it the owner, and calls the producer's deleter exactly once, when it is dropped. Until
+//! then the producer keeps the memory alive. Nothing else of the producer's is trusted: sizes, strides
+//! and pointers are copied out and checked before they become a [`RawTensor`].
+//!
+//! The structures follow the `DLPack` specification, `dlpack.h` version 1.0.
+
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+use std::slice;
+
+use kvferry_core::Error;
+use kvferry_core::tensor::{Device, RawTensor};
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{IntoPyDict, PyCapsule};
+use pyo3::{ffi, intern};
+
+use crate::args::shown;
+use crate::errors::to_py;
+
+const VERSIONED: (&CStr, &CStr) = (c"dltensor_versioned", c"used_dltensor_versioned");
+const UNVERSIONED: (&CStr, &CStr) = (c"dltensor", c"used_dltensor");
+const MAJOR_VERSION: u32 = 1;
+const FLAG_READ_ONLY: u64 = 1;
+const FLAG_IS_COPIED: u64 = 2;
+/// Bound on dimensions, so that a wild count is never walked; a layout has at most seven letters.
+const MAX_DIMENSIONS: i32 = 64;
+
+#[repr(C)]
+pub struct DLDataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+#[repr(C)]
+pub struct DLTensor {
+    data: *mut c_void,
+    device_kind: i32,
+    device_index: i32,
+    dimensions: i32,
+    dtype: DLDataType,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+pub struct DLManagedTensor {
+    tensor: DLTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+}
+
+#[repr(C)]
+pub struct DLManagedTensorVersioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Self)>,
+    flags: u64,
+    tensor: DLTensor,
+}
+
+/// A producer's tensor that stays alive until this is dropped.
+pub enum ManagedTensor {
+    Versioned(Owned<DLManagedTensorVersioned>),
+    Unversioned(Owned<DLManagedTensor>),
+}
+
+/// Sole owner of a producer's structure.
+pub struct Owned<T: Delete>(NonNull<T>);
+
+/// A structure that carries its own deleter.
+pub trait Delete {
+    /// Gives the structure back to its producer.
+    ///
+    /// # Safety
+    ///
+    /// Once, with a pointer to a live structure that nobody uses afterwards.
+    unsafe fn delete(this: *mut Self);
+}
+
+impl Delete for DLManagedTensor {
+    unsafe fn delete(this: *mut Self) {
+        // SAFETY: the caller passes a live structure, whose deleter takes its own address.
+        unsafe {
+            if let Some(deleter) = (*this).deleter {
+                deleter(this);
+            }
+        }
+    }
+}
+
+impl Delete for DLManagedTensorVersioned {
+    unsafe fn delete(this: *mut Self) {
+        // SAFETY: the caller passes a live structure, whose deleter takes its own address.
+        unsafe {
+            if let Some(deleter) = (*this).deleter {
+                deleter(this);
+            }
+        }
+    }
+}
+
+impl<T: Delete> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: `Owned` is the structure's only owner since the capsule was renamed, and dies here.
+        unsafe { T::delete(self.0.as_ptr()) }
+    }
+}
+
+// SAFETY: DLPack lets the consumer read the structure and call the deleter from any thread; kvferry
+// reads it only while it imports.
+unsafe impl<T: Delete> Send for Owned<T> {}
+// SAFETY: as above; after the import nothing reads it through a shared reference.
+unsafe impl<T: Delete> Sync for Owned<T> {}
+
+/// Takes over a tensor of the producer `object`, with `name` for messages.
+pub fn import(name: &str, object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, RawTensor)> {
+    check_device(name, object)?;
+    let managed = take(name, &capsule(name, object)?)?;
+    let raw = managed.describe().map_err(|why| layout_error(name, &why))?;
+    Ok((managed, raw))
+}
+
+fn layout_error(name: &str, why: &str) -> PyErr {
+    to_py(Error::Layout(format!("tensor {name:?} {why}")))
+}
+
+/// The device is asked first: a producer on another device may not even be able to export.
+fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = object.py();
+    let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) else {
+        return Err(PyTypeError::new_err(format!(
+            "tensor {name:?} does not speak DLPack: {}",
+            shown(object)
+        )));
+    };
+    let refused = |error: PyErr| layout_error(name, &format!("cannot be exported: {}", error.value(py)));
+    let device = device.call0().map_err(refused)?;
+    let (kind, index) = (device.get_item(0)?.extract()?, device.get_item(1)?.extract()?);
+    let device = Device { kind, index };
+    if device.is_host() {
+        return Ok(());
+    }
+    Err(layout_error(
+        name,
+        &format!("is on {device}, this version registers host memory only; pass a copy on the CPU"),
+    ))
+}
+
+/// Asks for a versioned capsule, and for an unversioned one where the producer knows no versions.
+fn capsule<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
+    let py = object.py();
+    let export = object.getattr(intern!(py, "__dlpack__"))?;
+    let versioned = [("max_version", (MAJOR_VERSION, 0))].into_py_dict(py)?;
+    let exported = export
+        .call((), Some(&versioned))
+        .or_else(|error| if error.is_instance_of::<PyTypeError>(py) { export.call0() } else { Err(error) });
+    match exported {
+        Ok(capsule) => Ok(capsule.cast_into::<PyCapsule>()?),
+        Err(error) if error.is_instance_of::<pyo3::exceptions::PyException>(py) => {
+            Err(layout_error(name, &format!("cannot be exported: {}", error.value(py))))
+        }
+        Err(interrupt) => Err(interrupt),
+    }
+}
+
+/// Becomes the owner of what an unconsumed capsule holds.
+fn take(name: &str, capsule: &Bound<'_, PyCapsule>) -> PyResult<ManagedTensor> {
+    if let Some(structure) = consume::<DLManagedTensorVersioned>(capsule, VERSIONED) {
+        return Ok(ManagedTensor::Versioned(structure));
+    }
+    if let Some(structure) = consume::<DLManagedTensor>(capsule, UNVERSIONED) {
+        return Ok(ManagedTensor::Unversioned(structure));
+    }
+    Err(layout_error(name, "was exported in a capsule that is no unused DLPack capsule"))
+}
+
+/// Renames a capsule of the first name to the second, and takes what it points to.
+fn consume<T: Delete>(
+    capsule: &Bound<'_, PyCapsule>,
+    (fresh, used): (&CStr, &'static CStr),
+) -> Option<Owned<T>> {
+    let object = capsule.as_ptr();
+    // SAFETY: `capsule` is a live capsule and the thread is attached; both names are C strings, the one
+    // that stays in the capsule static. A capsule named `fresh` holds a `T` by DLPack's convention.
+    unsafe {
+        if ffi::PyCapsule_IsValid(object, fresh.as_ptr()) == 0 {
+            return None;
+        }
+        let structure = NonNull::new(ffi::PyCapsule_GetPointer(object, fresh.as_ptr()).cast::<T>())?;
+        (ffi::PyCapsule_SetName(object, used.as_ptr()) == 0).then_some(Owned(structure))
+    }
+}
+
+impl ManagedTensor {
+    /// Copies out what the tensor says of itself; the error continues a sentence about it.
+    fn describe(&self) -> Result<RawTensor, String> {
+        match self {
+            Self::Versioned(owned) => {
+                let structure = owned.0.as_ptr();
+                // SAFETY: we own the structure, so it is live; the version is at the front of every
+                // version, and the rest is read only where it is the one that this module knows.
+                let (tensor, flags) = unsafe {
+                    if (*structure).major != MAJOR_VERSION {
+                        return Err(format!(
+                            "has DLPack version {}, not {MAJOR_VERSION}",
+                            (*structure).major
+                        ));
+                    }
+                    (&(*structure).tensor, (*structure).flags)
+                };
+                if flags & FLAG_IS_COPIED != 0 {
+                    return Err("was copied by its producer, writes to it would be lost".to_owned());
+                }
+                describe(tensor, flags & FLAG_READ_ONLY == 0)
+            }
+            // SAFETY: we own the structure, so it is live.
+            Self::Unversioned(owned) => describe(unsafe { &owned.0.as_ref().tensor }, true),
+        }
+    }
+}
+
+fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
+    let shape = extents(tensor.shape, tensor.dimensions)?.ok_or("has no shape")?;
+    if let Some(size) = shape.iter().find(|size| **size < 0) {
+        return Err(format!("has a negative size {size}"));
+    }
+    let item_bits = u64::from(tensor.dtype.bits) * u64::from(tensor.dtype.lanes);
+    if item_bits == 0 || !item_bits.is_multiple_of(8) {
+        return Err(format!("has items of {item_bits} bits, not of whole bytes"));
+    }
+    let item_bytes = item_bits / 8;
+    let strides = match extents(tensor.strides, tensor.dimensions)? {
+        Some(strides) => strides,
+        None => compact_strides(&shape)?,
+    };
+    let in_bytes = |stride: &i64| stride.checked_mul(item_bytes.cast_signed());
+    let strides =
+        strides.iter().map(in_bytes).collect::<Option<_>>().ok_or("has a stride beyond 2^63 bytes")?;
+    let first = tensor.data.expose_provenance() as u64;
+    if first == 0 && !shape.contains(&0) {
+        return Err("has no memory".to_owned());
+    }
+    let address = first.checked_add(tensor.byte_offset).ok_or("has an offset beyond its memory")?;
+    let device = Device { kind: tensor.device_kind, index: tensor.device_index };
+    if !device.is_host() {
+        return Err(format!("is on {device}, though its producer said otherwise"));
+    }
+    Ok(RawTensor { address, shape, strides, item_bytes, device, writable })
+}
+
+/// Copies an array of one number a dimension; `None` for a null pointer.
+fn extents(numbers: *const i64, dimensions: i32) -> Result<Option<Vec<i64>>, String> {
+    let count = match usize::try_from(dimensions) {
+        Ok(count) if dimensions <= MAX_DIMENSIONS => count,
+        _ => return Err(format!("has {dimensions} dimensions")),
+    };
+    if count == 0 {
+        return Ok(Some(Vec::new()));
+    }
+    if ptr::eq(numbers, ptr::null()) {
+        return Ok(None);
+    }
+    // SAFETY: DLPack's producer guarantees `dimensions` numbers behind a pointer that is not null, and
+    // they live as long as the structure, which the caller holds.
+    Ok(Some(unsafe { slice::from_raw_parts(numbers, count) }.to_vec()))
+}
+
+/// Row-major strides in items, which a null pointer stands for.
+fn compact_strides(shape: &[i64]) -> Result<Vec<i64>, String> {
+    let mut strides = vec![1_i64; shape.len()];
+    for index in (1..shape.len()).rev() {
+        let outer = strides[index].checked_mul(shape[index].max(1)).ok_or("exceeds 2^63 items")?;
+        strides[index - 1] = outer;
+    }
+    Ok(strides)
+}

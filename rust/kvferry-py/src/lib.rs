@@ -1,0 +1,26 @@
+//! `kvferry._core`: the Python face of the Rust crates, one file a concept.
+#![allow(clippy::doc_markdown, reason = "these docs are Python docstrings, in numpydoc's markup")]
+
+mod args;
+mod cache;
+mod descriptors;
+mod dlpack;
+mod engine;
+mod errors;
+mod plan;
+mod route;
+
+/// The compiled part of kvferry; import its names from `kvferry`.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use crate::cache::KVCache;
+    #[pymodule_export]
+    use crate::descriptors::Descriptors;
+    #[pymodule_export]
+    use crate::engine::{Engine, TensorSlot, canonical_layout, check_group, check_model};
+    #[pymodule_export]
+    use crate::plan::Plan;
+    #[pymodule_export]
+    use crate::route::Route;
+}

@@ -1,0 +1,283 @@
+//! `Plan`: what one target rank moves for one request.
+
+use std::sync::Arc;
+
+use kvferry_core::bind::{Schedule, bind};
+use kvferry_core::cache::RankCache;
+use kvferry_core::expand::fragments;
+use kvferry_core::explain::explain;
+use kvferry_core::overlap::{self, Bound as BoundSchedule};
+use kvferry_core::plan;
+use kvferry_core::route::Side;
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PySequence, PyTuple};
+
+use crate::args::natural;
+use crate::cache::{End, KVCache};
+use crate::descriptors::Descriptors;
+use crate::errors::OrRaise;
+
+/// What one target rank reads for one request; made by `Route.plan`.
+///
+/// Attributes
+/// ----------
+/// pairs
+///     The (source rank, target rank) pairs that move bytes, ascending.
+/// source_ranks, target_ranks
+///     The sorted ends of these pairs.
+/// notify_only
+///     Source ranks that hold something the target rank needs and are not read: they must still hear
+///     that the request is done.
+/// num_bytes
+///     Payload.
+#[pyclass(frozen, module = "kvferry._core")]
+pub struct Plan {
+    inner: plan::Plan,
+}
+
+impl Plan {
+    /// Wraps a plan of the core.
+    pub fn new(inner: plan::Plan) -> Self {
+        Self { inner }
+    }
+
+    fn ranks(&self, side: Side) -> Vec<usize> {
+        let end = |(source, target): (usize, usize)| if side == Side::Source { source } else { target };
+        let mut ranks: Vec<usize> = self.inner.rank_pairs().into_iter().map(end).collect();
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
+    }
+
+    fn engine(&self, side: Side) -> &Arc<kvferry_core::engine::Engine> {
+        side.engine(self.inner.route())
+    }
+}
+
+#[pymethods]
+impl Plan {
+    #[getter]
+    fn pairs<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.inner.rank_pairs())
+    }
+
+    #[getter]
+    fn source_ranks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.ranks(Side::Source))
+    }
+
+    #[getter]
+    fn target_ranks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.ranks(Side::Target))
+    }
+
+    #[getter]
+    fn notify_only<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.inner.notify_only())
+    }
+
+    #[getter]
+    fn num_bytes(&self) -> u64 {
+        self.inner.num_bytes()
+    }
+
+    /// What `target` reads from `source`, as flat columns.
+    ///
+    /// Parameters
+    /// ----------
+    /// source, target
+    ///     A `KVCache`, or the `RankDescription` that a peer sent, of either side. They know their ranks.
+    ///
+    /// Returns
+    /// -------
+    /// Descriptors
+    ///     Empty where the two ranks are no pair of this plan.
+    ///
+    /// Raises
+    /// ------
+    /// BlockRangeError
+    ///     A block id lies outside a tensor.
+    /// OverlapError
+    ///     Two tensors of the target share a byte that is written, or (two `KVCache` of this process)
+    ///     a byte is both read and written.
+    /// LayoutError
+    ///     A target tensor is read-only, or a description contradicts the engine's layout.
+    fn descriptors(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        target: &Bound<'_, PyAny>,
+    ) -> PyResult<Descriptors> {
+        let source = End::read(self.engine(Side::Source), source)?;
+        let target = End::read(self.engine(Side::Target), target)?;
+        let fragments = py.detach(|| {
+            let schedule = bind(&self.inner, &source.cache, &target.cache)?;
+            let bound = BoundSchedule { schedule: &schedule, source: &source.cache, target: &target.cache };
+            overlap::check(&[bound], source.is_local && target.is_local)?;
+            Ok(fragments(&schedule))
+        });
+        Ok(Descriptors::new(py, &fragments.or_raise()?))
+    }
+
+    /// Run the plan in this process; it has finished when this returns.
+    ///
+    /// Parameters
+    /// ----------
+    /// sources, targets
+    ///     One `KVCache` or several. Caches of ranks that the plan does not use are ignored.
+    /// stream
+    ///     For device tensors; host copies ignore it.
+    /// threads
+    ///     At most so many threads take part; ``None``: as many as the machine runs at once.
+    ///
+    /// Raises
+    /// ------
+    /// ValueError
+    ///     A rank that the plan uses has no cache here.
+    /// BlockRangeError, OverlapError, LayoutError
+    ///     As for `descriptors`. Nothing has been written then.
+    #[pyo3(signature = (sources, targets, *, stream=None, threads=None))]
+    fn copy(
+        &self,
+        py: Python<'_>,
+        sources: &Bound<'_, PyAny>,
+        targets: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+        threads: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let _ = stream;
+        let threads = threads.map(|threads| positive("threads", threads)).transpose()?;
+        let sources = self.caches(Side::Source, sources)?;
+        let targets = self.caches(Side::Target, targets)?;
+        let pairs = self.inner.rank_pairs();
+        let ends = pairs.iter().map(|&(source, target)| {
+            Ok((self.cache(Side::Source, &sources, source)?, self.cache(Side::Target, &targets, target)?))
+        });
+        let ends = ends.collect::<PyResult<Vec<(Arc<RankCache>, Arc<RankCache>)>>>()?;
+        py.detach(|| run(&self.inner, &ends, threads)).or_raise()
+    }
+
+    /// The plan in numbers, over the given tensors or, where none are given, over dense ones.
+    ///
+    /// Parameters
+    /// ----------
+    /// sources, targets
+    ///     One `KVCache` or `RankDescription`, or several, of either side.
+    ///
+    /// Returns
+    /// -------
+    /// Explanation
+    ///     Prints well, and has ``num_bytes`` and ``num_fragments``.
+    #[pyo3(signature = (sources=None, targets=None))]
+    fn explain<'py>(
+        &self,
+        py: Python<'py>,
+        sources: Option<&Bound<'py, PyAny>>,
+        targets: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let sources = End::read_all(self.engine(Side::Source), sources)?;
+        let targets = End::read_all(self.engine(Side::Target), targets)?;
+        let caches = |ends: &[End]| ends.iter().map(|end| Arc::clone(&end.cache)).collect::<Vec<_>>();
+        let (sources, targets) = (caches(&sources), caches(&targets));
+        let summaries = py.detach(|| explain(&self.inner, &sources, &targets)).or_raise()?;
+        let module = py.import("kvferry.plan")?;
+        let pair_class = module.getattr("PairExplanation")?;
+        let pairs = summaries.iter().map(|pair| {
+            let (min_bytes, max_bytes) = pair.fragment_bytes;
+            let (ranks, counts) =
+                ((pair.source_rank, pair.target_rank), (pair.num_bytes, pair.num_fragments));
+            pair_class.call1((ranks.0, ranks.1, counts.0, counts.1, pair.num_loops, min_bytes, max_bytes))
+        });
+        let pairs = PyTuple::new(py, pairs.collect::<PyResult<Vec<_>>>()?)?;
+        let group_class = module.getattr("GroupExplanation")?;
+        let groups = self.inner.route().pairs().iter().enumerate().map(|(index, pair)| {
+            let pieces = self.inner.pieces(index);
+            let tokens_per_slot = self.engine(Side::Target).groups[pair.target_group].group.tokens_per_slot();
+            let tokens = pieces.iter().map(|piece| piece.slots).sum::<u64>() * tokens_per_slot;
+            group_class.call1((pair.source_group, pair.target_group, pair.layers.len(), tokens, pieces.len()))
+        });
+        let groups = PyTuple::new(py, groups.collect::<PyResult<Vec<_>>>()?)?;
+        module.getattr("Explanation")?.call1((
+            &self.engine(Side::Source).id,
+            &self.engine(Side::Target).id,
+            self.inner.target_rank(),
+            groups,
+            pairs,
+            self.notify_only(py)?,
+        ))
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "Plan(target_rank={}, pairs={:?}, num_bytes={})",
+            self.inner.target_rank(),
+            self.inner.rank_pairs(),
+            self.inner.num_bytes()
+        )
+    }
+}
+
+impl Plan {
+    /// One `KVCache` or several, each rank once.
+    fn caches(&self, side: Side, given: &Bound<'_, PyAny>) -> PyResult<Vec<Arc<RankCache>>> {
+        let cache = |cache: &Bound<'_, PyAny>| match cache.cast::<KVCache>() {
+            Ok(cache) => Ok(Arc::clone(&cache.get().inner)),
+            Err(_) => {
+                Err(PyTypeError::new_err(format!("{side}s must be KVCaches, got {}", cache.get_type())))
+            }
+        };
+        let caches = match given.cast::<PySequence>() {
+            Ok(several) => several.try_iter()?.map(|one| cache(&one?)).collect::<PyResult<Vec<_>>>()?,
+            Err(_) => vec![cache(given)?],
+        };
+        for (index, one) in caches.iter().enumerate() {
+            let used = self.ranks(side).contains(&one.rank);
+            if used && caches[..index].iter().any(|other| other.rank == one.rank) {
+                return Err(PyValueError::new_err(format!("{side}s has rank {} twice", one.rank)));
+            }
+        }
+        Ok(caches)
+    }
+
+    fn cache(&self, side: Side, caches: &[Arc<RankCache>], rank: usize) -> PyResult<Arc<RankCache>> {
+        match caches.iter().find(|cache| cache.rank == rank) {
+            Some(cache) => Ok(Arc::clone(cache)),
+            None => Err(PyValueError::new_err(format!(
+                "{side}s has no KVCache of rank {rank} of engine {:?}, which the plan uses",
+                self.engine(side).id
+            ))),
+        }
+    }
+}
+
+/// Binds and checks every pair, then copies.
+fn run(
+    plan: &plan::Plan,
+    ends: &[(Arc<RankCache>, Arc<RankCache>)],
+    threads: Option<usize>,
+) -> kvferry_core::Result<()> {
+    let schedules: Vec<Schedule> = ends
+        .iter()
+        .map(|(source, target)| bind(plan, source, target))
+        .collect::<kvferry_core::Result<_>>()?;
+    let bound: Vec<BoundSchedule<'_>> = schedules
+        .iter()
+        .zip(ends)
+        .map(|(schedule, (source, target))| BoundSchedule { schedule, source, target })
+        .collect();
+    overlap::check(&bound, true)?;
+    // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive; the
+    // caller of this method holds these objects. Targets are writable (`bind`) and no byte of one is
+    // written twice or read (`check`); that nobody else writes them meanwhile is the user's part, as for
+    // any tensor operation.
+    unsafe { kvferry_copy::copy(&bound, threads) };
+    Ok(())
+}
+
+fn positive(field: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    match natural(field, value)? {
+        0 => Err(PyValueError::new_err(format!("{field}=0 is not positive"))),
+        number => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
+    }
+}
