@@ -10,9 +10,22 @@ from kvferry.cache import RankDescription
 from kvferry.plan import Explanation
 from kvferry.specs import EngineSpec, Group, ModelSpec
 
+__all__ = [
+    "Descriptors",
+    "Engine",
+    "KVCache",
+    "Plan",
+    "Route",
+    "TensorSlot",
+    "canonical_layout",
+    "check_group",
+    "check_model",
+]
+
 def canonical_layout(text: str) -> str: ...
 def check_group(group: Group) -> None: ...
 def check_model(model: ModelSpec) -> None: ...
+
 @final
 class Engine:
     def __new__(cls, spec: EngineSpec) -> Engine: ...

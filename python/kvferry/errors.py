@@ -42,7 +42,7 @@ class IncompatibleEnginesError(KVFerryError, ValueError):
 
 
 class TopologyError(IncompatibleEnginesError, AssertionError):
-    """Incompatible tensor-parallel or block sizes, for callers that catch the field's assertions."""
+    """Tensor-parallel or block sizes that do not fit, where callers catch assertions."""
 
 
 class TransferError(KVFerryError, RuntimeError):

@@ -28,8 +28,8 @@ class Layout(str):
     Raises
     ------
     LayoutError
-        An unknown or repeated letter, no ``B``, ``N``, ``D`` or ``C``, both ``K`` and ``C``, or ``D``
-        or ``C`` not last.
+        An unknown or repeated letter, no ``B`` or ``N``, neither or both of ``D`` and ``C``, both
+        ``K`` and ``C``, or ``D`` or ``C`` not last.
 
     Examples
     --------
@@ -40,6 +40,7 @@ class Layout(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> Layout:
+        """Parse `text`; a shorthand becomes what it stands for."""
         return super().__new__(cls, _core.canonical_layout(text))
 
     def __repr__(self) -> str:

@@ -104,19 +104,18 @@ class Explanation(msgspec.Struct, frozen=True):
         return sum(pair.num_fragments for pair in self.pairs)
 
     def __str__(self) -> str:
-        lines = [
-            f"rank {self.target_rank} of {self.target!r} reads {_size(self.num_bytes)} "
-            f"in {self.num_fragments:,} fragments from {self.source!r}"
-        ]
+        total = f"{_size(self.num_bytes)} in {self.num_fragments:,} fragments"
+        lines = [f"rank {self.target_rank} of {self.target!r} reads {total} from {self.source!r}"]
         lines += [
             f"  group {group.source_group} -> {group.target_group}: {group.num_layers} layers, "
             f"{group.num_tokens:,} tokens due in {group.num_pieces:,} pieces of blocks"
             for group in self.groups
         ]
         lines += [
-            f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} in "
-            f"{pair.num_fragments:,} fragments of {_size(pair.min_bytes)} to {_size(pair.max_bytes)}, "
-            f"{_size(pair.mean_bytes)} on average ({pair.num_loops:,} loops)"
+            f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} "
+            f"in {pair.num_fragments:,} fragments of {_size(pair.min_bytes)} "
+            f"to {_size(pair.max_bytes)}, {_size(pair.mean_bytes)} on average "
+            f"({pair.num_loops:,} loops)"
             for pair in self.pairs
         ]
         if self.notify_only:

@@ -110,9 +110,9 @@ class StatePart(msgspec.Struct, frozen=True):
     dtype
         Element type.
     shard_axis
-        Axis of ``shape`` that tensor parallelism splits; ``None``: every TP rank holds all of it.
+        Axis of ``shape`` that tensor parallelism splits; ``None``: every TP rank holds all.
     shard_units
-        Equal units into which that axis is divided and which are held like heads; ``None``: its size.
+        Equal units of that axis that are held like heads; ``None``: as many as its size.
 
     Examples
     --------
@@ -192,7 +192,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
         Parameters
         ----------
         config
-            Path of a ``config.json``, or its content. A multimodal config's ``text_config`` is used.
+            Path of a ``config.json``, or its content; of a multimodal one, its ``text_config``.
         dtype
             Element type of the cache where it differs from the weights', e.g. ``"float8_e4m3fn"``.
 
@@ -233,7 +233,7 @@ class ModelSpec(msgspec.Struct, frozen=True):
             homes = [group for group in self.groups if rest[id(group)].issuperset(layers)]
             if not layers or not homes:
                 raise ValueError(
-                    f"layer list {layers} does not lie inside one group's layers that are still unassigned"
+                    f"layer list {layers} does not lie inside what is left of one group"
                 )
             rest[id(homes[0])].difference_update(layers)
             regrouped.append(msgspec.structs.replace(homes[0], layers=layers))
@@ -302,8 +302,15 @@ class EngineSpec(msgspec.Struct, frozen=True, dict=True):
     num_blocks: int | tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
-        for field in ("tokens_per_block", "layout", "pp_layers", "head_ranges", "null_block_id",
-                      "physical_blocks_per_block", "num_blocks"):
+        for field in (
+            "tokens_per_block",
+            "layout",
+            "pp_layers",
+            "head_ranges",
+            "null_block_id",
+            "physical_blocks_per_block",
+            "num_blocks",
+        ):
             _freeze(self, field)
         self.__dict__["_core"] = _core.Engine(self)
 

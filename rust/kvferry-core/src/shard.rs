@@ -56,6 +56,11 @@ impl Split {
         self.0[rank]
     }
 
+    /// The units of all ranks.
+    pub fn ranges(&self) -> &[Interval] {
+        &self.0
+    }
+
     fn holders(&self, unit: u64) -> Vec<usize> {
         let holds = |rank: &usize| self.0[*rank].contains(Interval::new(unit, unit + 1));
         (0..self.0.len()).filter(holds).collect()

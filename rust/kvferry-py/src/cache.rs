@@ -130,7 +130,8 @@ fn in_slot_order<'py>(
 ) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
     if let Ok(by_name) = tensors.cast::<PyMapping>() {
         for name in by_name.keys()? {
-            let known = name.cast::<PyString>().is_ok_and(|name| slots.iter().any(|slot| name == slot.name.as_str()));
+            let known =
+                name.cast::<PyString>().is_ok_and(|name| slots.iter().any(|slot| name == slot.name.as_str()));
             if !known {
                 return Err(to_py(Error::BlockRange(format!("there is no tensor slot {}", shown(&name)))));
             }

@@ -1,0 +1,52 @@
+"""The `kvferry` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DEFAULT_MODEL = Path(__file__).with_name("llama-3.1-8b.json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        from kvferry.cli import demo
+    except ModuleNotFoundError as error:
+        if error.name != "rich":
+            raise
+        print("the demo needs rich: pip install 'kvferry[demo]'", file=sys.stderr)
+        return 2
+    try:
+        return demo.run(arguments)
+    except (ValueError, NotImplementedError, OSError) as error:
+        print(f"kvferry demo: {error}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    top = argparse.ArgumentParser(prog="kvferry", description=__doc__)
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    demo = commands.add_parser(
+        "demo",
+        help="move a request's cache between two engines that disagree",
+        description="Fill a source engine's caches, move one request to a target engine that is "
+        "sharded, paged and laid out differently, and verify every byte.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = demo.add_argument
+    add("--model", type=Path, default=DEFAULT_MODEL, metavar="CONFIG", help="a config.json")
+    add("--dtype", help="element type of the cache, where it is not the weights'")
+    add("--tokens", type=int, default=4096, help="tokens of the request")
+    add("--max-gib", type=float, default=2.0, help="caches of both engines together, at most")
+    add("--threads", type=int, default=1, help="threads that copy; memcpy has one")
+    add("--seed", type=int, default=0, help="of the block tables")
+    for side, tp, tokens, layout in (("source", 4, 16, "KBHND"), ("target", 2, 64, "KBNHD")):
+        add(f"--{side}-tp", type=int, default=tp, help="tensor-parallel size")
+        add(f"--{side}-block", type=int, default=tokens, help="tokens a block")
+        add(f"--{side}-layout", default=layout, help="axis letters in memory order")
+    return top

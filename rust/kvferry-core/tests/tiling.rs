@@ -1,0 +1,187 @@
+//! Properties of whole plans over dense tensors: they tile what is due, exactly and inside the tensors.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kvferry_core::bind::bind;
+use kvferry_core::blocks::{BlockList, due, pieces};
+use kvferry_core::cache::RankCache;
+use kvferry_core::dtype::Dtype;
+use kvferry_core::engine::{Engine, EngineFields, PerGroup};
+use kvferry_core::expand::{each_step, fragments};
+use kvferry_core::interval::Interval;
+use kvferry_core::model::{Attention, Group, GroupKind};
+use kvferry_core::overlap::{Bound, check};
+use kvferry_core::plan::{Plan, RequestBlocks};
+use kvferry_core::route::{Route, Side};
+use proptest::prelude::*;
+
+const LAYOUTS: [&str; 8] = ["KBNHD", "KBHND", "BKNHD", "BHNC", "BNHC", "BNHD", "BLKNHD", "LBHNC"];
+const MAX_TOKENS: u64 = 60;
+
+#[derive(Clone, Debug)]
+struct Half {
+    tp_size: usize,
+    tokens_per_block: u64,
+    layout: &'static str,
+    /// Blocks that lie before the first listed one.
+    skipped_blocks: u64,
+    /// Keys by which block ids are shuffled.
+    order: Vec<u32>,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    heads: u64,
+    window: Option<u64>,
+    tokens: Interval,
+    source: Half,
+    target: Half,
+}
+
+fn half() -> impl Strategy<Value = Half> {
+    let layout = prop::sample::select(LAYOUTS.to_vec());
+    let order = prop::collection::vec(any::<u32>(), 64);
+    (1_usize..9, 1_u64..20, layout, 0_u64..3, order).prop_map(
+        |(tp_size, tokens_per_block, layout, skipped_blocks, order)| Half {
+            tp_size,
+            tokens_per_block,
+            layout,
+            skipped_blocks,
+            order,
+        },
+    )
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let tokens = (0..MAX_TOKENS, 0..MAX_TOKENS).prop_map(|(a, b)| Interval::new(a.min(b), a.max(b)));
+    let window = prop::option::of(1..MAX_TOKENS);
+    (1_u64..6, window, tokens, half(), half()).prop_map(|(heads, window, tokens, source, target)| Case {
+        heads,
+        window,
+        tokens,
+        source,
+        target,
+    })
+}
+
+fn engine(id: &str, half: &Half, case: &Case) -> Arc<Engine> {
+    let kind = GroupKind::Attention(Attention {
+        num_kv_heads: case.heads,
+        head_dims: [2, 2],
+        dtype: Dtype::parse("int8").unwrap(),
+        sliding_window: case.window,
+        tokens_per_slot: 1,
+    });
+    let fields = EngineFields {
+        engine_id: id.into(),
+        groups: vec![Group::new(vec![0, 1], kind).unwrap()],
+        tokens_per_block: PerGroup::Same(half.tokens_per_block),
+        layout: PerGroup::Same(half.layout.into()),
+        tp_size: half.tp_size,
+        pp_size: 1,
+        cp_size: 1,
+        cp_interleave: 1,
+        pp_layers: None,
+        head_ranges: PerGroup::Same(None),
+        null_block_id: PerGroup::Same(None),
+        physical_blocks_per_block: PerGroup::Same(1),
+        num_blocks: PerGroup::Same(None),
+    };
+    Arc::new(Engine::new(&fields).unwrap())
+}
+
+/// Shuffled ids for every block up to `MAX_TOKENS`; a source begins where it must, a target anywhere.
+fn blocks(half: &Half, side: Side, case: &Case) -> RequestBlocks {
+    let most = case.tokens.begin / half.tokens_per_block;
+    let skipped = if side == Side::Source { half.skipped_blocks.min(most) } else { half.skipped_blocks };
+    let listed = MAX_TOKENS.div_ceil(half.tokens_per_block).saturating_sub(skipped);
+    let mut ids: Vec<i64> = (0..i64::try_from(listed).unwrap()).collect();
+    ids.sort_by_key(|id| half.order[usize::try_from(*id).unwrap()]);
+    RequestBlocks { ids: vec![ids], first_tokens: vec![skipped * half.tokens_per_block] }
+}
+
+/// Tensors without padding, each in memory of its own.
+fn dense(plan: &Plan, side: Side, rank: usize) -> RankCache {
+    let engine = Arc::clone(side.engine(plan.route()));
+    let mut cache = RankCache::dense(engine, rank, |group| plan.block_count(side, group)).unwrap();
+    for (tensor, address) in cache.tensors.iter_mut().zip((1_u64..).map(|index| index << 32)) {
+        tensor.address = address;
+    }
+    cache
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn pieces_tile_the_due_slots_in_order(case in case()) {
+        let (source, target) = (engine("s", &case.source, &case), engine("t", &case.target, &case));
+        let (source_blocks, target_blocks) =
+            (blocks(&case.source, Side::Source, &case), blocks(&case.target, Side::Target, &case));
+        let source_list = BlockList::new(&source, 0, &source_blocks.ids[0], source_blocks.first_tokens[0]).unwrap();
+        let target_list = BlockList::new(&target, 0, &target_blocks.ids[0], target_blocks.first_tokens[0]).unwrap();
+        let due = due(&target_list, case.tokens).unwrap();
+        let mut position = due.begin;
+        for piece in pieces(&source_list, &target_list, due).unwrap() {
+            for (list, size, block, slot) in [
+                (&source_list, case.source.tokens_per_block, piece.source_block, piece.source_slot),
+                (&target_list, case.target.tokens_per_block, piece.target_block, piece.target_slot),
+            ] {
+                let index = usize::try_from((position - list.first) / size).unwrap();
+                prop_assert_eq!(list.ids[index].unsigned_abs(), block);
+                prop_assert_eq!((position - list.first) % size, slot);
+                prop_assert!(slot + piece.slots <= size);
+            }
+            prop_assert!(piece.slots > 0);
+            position += piece.slots;
+        }
+        prop_assert_eq!(position.max(due.begin), due.end.max(due.begin));
+    }
+
+    #[test]
+    fn fragments_tile_the_payload_inside_the_tensors(case in case()) {
+        let route = Route::new(engine("s", &case.source, &case), engine("t", &case.target, &case), false).unwrap();
+        let route = Arc::new(route);
+        let (source_blocks, target_blocks) =
+            (blocks(&case.source, Side::Source, &case), blocks(&case.target, Side::Target, &case));
+        for target_rank in 0..route.target().num_ranks() {
+            let plan = Plan::new(Arc::clone(&route), target_rank, &source_blocks, &target_blocks, case.tokens).unwrap();
+            let target = dense(&plan, Side::Target, target_rank);
+            let mut written = BTreeMap::new();
+            for (source_rank, _) in plan.rank_pairs() {
+                let source = dense(&plan, Side::Source, source_rank);
+                let schedule = bind(&plan, &source, &target).unwrap();
+                check(&[Bound { schedule: &schedule, source: &source, target: &target }], false).unwrap();
+                let mut from_fragments = BTreeMap::new();
+                let fragments = fragments(&schedule);
+                prop_assert!(fragments.is_sorted());
+                for fragment in &fragments {
+                    prop_assert!(fragment.source_offset + fragment.length <= source.extent_bytes(fragment.source_tensor));
+                    prop_assert!(fragment.target_offset + fragment.length <= target.extent_bytes(fragment.target_tensor));
+                    for byte in 0..fragment.length {
+                        let at = (fragment.target_tensor, fragment.target_offset + byte);
+                        let from = (fragment.source_tensor, fragment.source_offset + byte);
+                        prop_assert!(from_fragments.insert(at, from).is_none(), "{:?} is written twice", at);
+                        prop_assert!(written.insert(at, source_rank).is_none(), "{:?} is written twice", at);
+                    }
+                }
+                let mut from_loops = BTreeMap::new();
+                for copy in &schedule.loops {
+                    for entry in copy.entries.clone() {
+                        let source = copy.source_offset + schedule.table.source[entry];
+                        let target = copy.target_offset + schedule.table.target[entry];
+                        each_step(&copy.strided.dims, source, target, &mut |source, target| {
+                            for byte in 0..copy.strided.run_bytes {
+                                let at = (copy.target_tensor, target + byte);
+                                from_loops.insert(at, (copy.source_tensor, source + byte));
+                            }
+                        });
+                    }
+                }
+                prop_assert_eq!(from_loops, from_fragments);
+            }
+            prop_assert_eq!(written.len() as u64, plan.num_bytes());
+        }
+    }
+}
