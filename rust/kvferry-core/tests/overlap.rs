@@ -1,0 +1,96 @@
+//! The overlap check against plain sets of bytes, for tensors that share memory in every way.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kvferry_core::Error;
+use kvferry_core::bind::{Schedule, bind};
+use kvferry_core::cache::RankCache;
+use kvferry_core::expand::fragments;
+use kvferry_core::overlap::{Bound, check};
+use kvferry_core::plan::Plan;
+use kvferry_core::route::{Route, Side};
+use proptest::prelude::*;
+
+use crate::common::{Case, blocks, case, dense, engine};
+
+/// Where tensors lie, and how far their rows are pulled apart, so that another's fit in between.
+#[derive(Clone, Debug)]
+struct Places {
+    addresses: Vec<u64>,
+    stretch: u64,
+}
+
+fn places() -> impl Strategy<Value = Places> {
+    let near = prop::collection::vec(0_u64..40, 64);
+    let apart = prop::collection::vec(0_u64..3000, 64);
+    (prop_oneof![near, apart], 1_u64..4).prop_map(|(addresses, stretch)| Places { addresses, stretch })
+}
+
+impl Places {
+    fn lay_out(&self, cache: &mut RankCache, begin: usize) {
+        for (index, tensor) in cache.tensors.iter_mut().enumerate() {
+            tensor.address = self.addresses[(begin + index) % self.addresses.len()];
+            let rows = tensor.strides.len() - 1;
+            tensor.strides[..rows].iter_mut().for_each(|stride| *stride *= self.stretch);
+        }
+    }
+}
+
+/// Whether some byte is written through two tensors, or read and written.
+fn conflicts(bound: &[(Schedule, RankCache)], target: &RankCache, one_process: bool) -> bool {
+    let mut writers: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut reads = BTreeSet::new();
+    let mut twice = false;
+    for (schedule, source) in bound {
+        for fragment in fragments(schedule) {
+            for byte in 0..fragment.length {
+                let at = target.tensors[fragment.target_tensor].address + fragment.target_offset + byte;
+                twice |= writers.insert(at, fragment.target_tensor).is_some();
+                reads.insert(source.tensors[fragment.source_tensor].address + fragment.source_offset + byte);
+            }
+        }
+    }
+    twice || one_process && writers.keys().any(|byte| reads.contains(byte))
+}
+
+fn plan(case: &Case, target_rank: usize) -> Plan {
+    let engines = (engine("s", &case.source, case), engine("t", &case.target, case));
+    let route = Arc::new(Route::new(engines.0, engines.1, false).unwrap());
+    let target_rank = target_rank % route.target().num_ranks();
+    let (source, target) =
+        (blocks(&case.source, Side::Source, case), blocks(&case.target, Side::Target, case));
+    Plan::new(route, target_rank, &source, &target, case.tokens).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn check_refuses_exactly_what_conflicts(
+        case in case(),
+        rank in 0_usize..8,
+        source_places in places(),
+        target_places in places(),
+        one_process in any::<bool>(),
+    ) {
+        let plan = plan(&case, rank);
+        let mut target = dense(&plan, Side::Target, plan.target_rank());
+        target_places.lay_out(&mut target, 0);
+        let mut bound = Vec::new();
+        for (index, (source_rank, _)) in plan.rank_pairs().into_iter().enumerate() {
+            let mut source = dense(&plan, Side::Source, source_rank);
+            source_places.lay_out(&mut source, 8 * index);
+            bound.push((bind(&plan, &source, &target).unwrap(), source));
+        }
+        let checked: Vec<Bound<'_>> =
+            bound.iter().map(|(schedule, source)| Bound { schedule, source, target: &target }).collect();
+        match check(&checked, one_process) {
+            Ok(()) => prop_assert!(!conflicts(&bound, &target, one_process)),
+            Err(Error::Overlap(_)) => prop_assert!(conflicts(&bound, &target, one_process)),
+            Err(other) => prop_assert!(false, "{other:?}"),
+        }
+    }
+}
