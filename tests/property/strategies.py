@@ -375,7 +375,7 @@ def _numbered(
 
 def _pool_size(ids: Sequence[int], slack: int) -> int:
     """Return a number of blocks that has room for the ids; absurd null ids get none."""
-    return max([block for block in ids if block < 10**4], default=0) + 1 + slack
+    return max([0, *(block for block in ids if block < 10**4)]) + 1 + slack
 
 
 def _ids(

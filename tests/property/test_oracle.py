@@ -173,9 +173,13 @@ class TestDue:
         due = due_tokens(windowed, windowed, 0, [[0, 1, 2]], [[0, 1, 2]], (0, 10))
         assert due.tolist() == [7, 8, 9]
 
-    def test_groups_that_share_no_layer_have_nothing_due(self):
+    def test_groups_that_share_no_layer_are_checked_and_move_nothing(self):
         source, target = engine(group((0,))), engine(group((0,)), group((1,)))
-        assert due_tokens(source, target, 1, [[0]], [[0], [0]], (0, 4)).size == 0
+        request = ([[0]], [[0], [0]], (0, 4))
+        assert due_tokens(source, target, 1, *request).size == 4
+        assert expected_bytes(source, target, 0, *request) == {0: 4 * 2 * 2 * 4 * 2}
+        assert not expected_error(source, target, *request)
+        assert expected_error(source, target, [[0]], [[0], []], (0, 4)) == {"BlockRangeError"}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ impl RankCache {
         let dense = |slot: &Slot| {
             let physical = engine.groups[slot.group].physical_blocks_per_block;
             match blocks(slot.group).checked_mul(physical) {
-                Some(blocks) => slot.dense(blocks),
+                Some(blocks) => Tensor::dense(slot, blocks),
                 None => fail!(Value, "tensor {:?} has more than 2^64 blocks", slot.name),
             }
         };

@@ -1,6 +1,7 @@
 //! Expansion: copy loops become flat descriptors, merged wherever both sides are contiguous.
 
 use crate::bind::Schedule;
+use crate::error::{Result, fail};
 use crate::strided::{BlockTable, CopyLoop, Dim};
 
 /// A contiguous move between two tensors.
@@ -27,8 +28,17 @@ impl Fragment {
     }
 }
 
+/// Bound on the runs that are expanded, so that no description of a peer's can exhaust memory: a
+/// [`Fragment`] takes 40 bytes, and a transport would take minutes for so many.
+pub const MAX_RUNS: u64 = 1 << 28;
+
 /// The fragments of a schedule, sorted by target and as few as can be.
-pub fn fragments(schedule: &Schedule) -> Vec<Fragment> {
+pub fn fragments(schedule: &Schedule) -> Result<Vec<Fragment>> {
+    let runs = |copy: &CopyLoop| u128::from(copy.strided.runs()) * copy.entries.len() as u128;
+    let total: u128 = schedule.loops.iter().map(runs).sum();
+    if total > u128::from(MAX_RUNS) {
+        fail!(Value, "the plan expands to {total} contiguous runs, more than {MAX_RUNS}");
+    }
     let mut all = Vec::new();
     let same_target = |a: &CopyLoop, b: &CopyLoop| a.target_tensor == b.target_tensor;
     for loops in schedule.loops.chunk_by(same_target) {
@@ -42,7 +52,7 @@ pub fn fragments(schedule: &Schedule) -> Vec<Fragment> {
         }
         all.append(&mut fragments);
     }
-    all
+    Ok(all)
 }
 
 /// Merges neighbours of a sorted list that are contiguous on both sides.

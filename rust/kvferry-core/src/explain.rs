@@ -37,7 +37,7 @@ pub fn explain(
         let source = cache_of(plan, Side::Source, sources, source_rank)?;
         let target = cache_of(plan, Side::Target, targets, target_rank)?;
         let schedule = bind(plan, &source, &target)?;
-        let fragments = fragments(&schedule);
+        let fragments = fragments(&schedule)?;
         let lengths = || fragments.iter().map(|fragment: &Fragment| fragment.length);
         Ok(PairSummary {
             source_rank,

@@ -5,7 +5,6 @@ use crate::error::{Result, fail};
 use crate::layout::{Axis, Layout};
 use crate::model::{Attention, Group, GroupKind, StatePart};
 use crate::shard::Split;
-use crate::tensor::Tensor;
 
 /// One tensor that a rank registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,25 +26,19 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A tensor without padding, of `blocks` blocks, at address zero.
-    pub fn dense(&self, blocks: u64) -> Result<Tensor> {
-        let mut sizes = self.sizes.clone();
-        sizes[self.block_axis()] = blocks;
-        let mut strides = vec![0; sizes.len()];
-        let mut stride = self.item_bytes;
-        for (axis, size) in sizes.iter().enumerate().rev() {
-            strides[axis] = stride;
-            stride = match stride.checked_mul((*size).max(1)) {
-                Some(bytes) if i64::try_from(bytes).is_ok() => bytes,
-                _ => fail!(Value, "tensor {:?} of {blocks} blocks exceeds 2^63 bytes", self.name),
-            };
-        }
-        Ok(Tensor { address: 0, sizes, strides, device: crate::tensor::Device::CPU, writable: true })
-    }
-
     /// Where the block axis is.
     pub fn block_axis(&self) -> usize {
         self.axis(Axis::Block).unwrap_or_default() // every layout names B
+    }
+
+    /// Refuses sizes that no tensor can have, even with one block.
+    fn check_size(&self) -> Result<()> {
+        let items = self.sizes.iter().try_fold(1_u64, |items, size| items.checked_mul((*size).max(1)));
+        let bytes = items.and_then(|items| items.checked_mul(self.item_bytes));
+        match bytes.map(i64::try_from) {
+            Some(Ok(_)) => Ok(()),
+            _ => fail!(Value, "tensor {:?} of sizes {:?} exceeds 2^63 bytes", self.name, self.sizes),
+        }
     }
 
     /// Where an axis is.
@@ -107,7 +100,7 @@ impl Family<'_> {
             _ => unreachable!("only state groups have no layout"),
         };
         for slot in &slots {
-            slot.dense(slot.sizes[slot.block_axis()])?; // sizes that overflow are refused here
+            slot.check_size()?;
         }
         Ok(slots)
     }

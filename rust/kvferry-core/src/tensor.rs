@@ -106,6 +106,22 @@ impl Tensor {
         Ok(tensor)
     }
 
+    /// A tensor without padding, of `blocks` blocks, at address zero.
+    pub fn dense(slot: &Slot, blocks: u64) -> Result<Self> {
+        let mut sizes = slot.sizes.clone();
+        sizes[slot.block_axis()] = blocks;
+        let mut strides = vec![0; sizes.len()];
+        let mut stride = slot.item_bytes;
+        for (axis, size) in sizes.iter().enumerate().rev() {
+            strides[axis] = stride;
+            stride = match stride.checked_mul((*size).max(1)) {
+                Some(bytes) if i64::try_from(bytes).is_ok() => bytes,
+                _ => fail!(Value, "tensor {:?} of {blocks} blocks exceeds 2^63 bytes", slot.name),
+            };
+        }
+        Ok(Self { address: 0, sizes, strides, device: Device::CPU, writable: true })
+    }
+
     /// Bytes from its first to one past its last, padding in between included.
     pub fn extent_bytes(&self, item_bytes: u64) -> u64 {
         if self.sizes.contains(&0) {

@@ -45,7 +45,7 @@ fn conflicts(bound: &[(Schedule, RankCache)], target: &RankCache, one_process: b
     let mut reads = BTreeSet::new();
     let mut twice = false;
     for (schedule, source) in bound {
-        for fragment in fragments(schedule) {
+        for fragment in fragments(schedule).unwrap() {
             for byte in 0..fragment.length {
                 let at = target.tensors[fragment.target_tensor].address + fragment.target_offset + byte;
                 twice |= writers.insert(at, fragment.target_tensor).is_some();

@@ -58,7 +58,7 @@ proptest! {
                 let schedule = bind(&plan, &source, &target).unwrap();
                 check(&[Bound { schedule: &schedule, source: &source, target: &target }], false).unwrap();
                 let mut from_fragments = BTreeMap::new();
-                let fragments = fragments(&schedule);
+                let fragments = fragments(&schedule).unwrap();
                 prop_assert!(fragments.is_sorted());
                 for fragment in &fragments {
                     prop_assert!(fragment.source_offset + fragment.length <= source.extent_bytes(fragment.source_tensor));

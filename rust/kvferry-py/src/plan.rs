@@ -115,7 +115,7 @@ impl Plan {
             let schedule = bind(&self.inner, &source.cache, &target.cache)?;
             let bound = BoundSchedule { schedule: &schedule, source: &source.cache, target: &target.cache };
             overlap::check(&[bound], source.is_local && target.is_local)?;
-            Ok(fragments(&schedule))
+            fragments(&schedule)
         });
         Ok(Descriptors::new(py, &fragments.or_raise()?))
     }
@@ -148,6 +148,7 @@ impl Plan {
     ) -> PyResult<()> {
         let _ = stream;
         let threads = threads.map(|threads| positive("threads", threads)).transpose()?;
+        // These references keep the memory alive while other threads may change the caller's lists.
         let sources = self.caches(Side::Source, sources)?;
         let targets = self.caches(Side::Target, targets)?;
         let pairs = self.inner.rank_pairs();
@@ -220,29 +221,29 @@ impl Plan {
 
 impl Plan {
     /// One `KVCache` or several, each rank once.
-    fn caches(&self, side: Side, given: &Bound<'_, PyAny>) -> PyResult<Vec<Arc<RankCache>>> {
-        let cache = |cache: &Bound<'_, PyAny>| match cache.cast::<KVCache>() {
-            Ok(cache) => Ok(Arc::clone(&cache.get().inner)),
-            Err(_) => {
-                Err(PyTypeError::new_err(format!("{side}s must be KVCaches, got {}", cache.get_type())))
+    fn caches<'py>(&self, side: Side, given: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, KVCache>>> {
+        let cache = |cache: Bound<'py, PyAny>| match cache.cast_into::<KVCache>() {
+            Ok(cache) => Ok(cache),
+            Err(error) => {
+                let class = error.into_inner().get_type();
+                Err(PyTypeError::new_err(format!("{side}s must be KVCaches, got {class}")))
             }
         };
         let caches = match given.cast::<PySequence>() {
-            Ok(several) => several.try_iter()?.map(|one| cache(&one?)).collect::<PyResult<Vec<_>>>()?,
-            Err(_) => vec![cache(given)?],
+            Ok(several) => several.try_iter()?.map(|one| cache(one?)).collect::<PyResult<Vec<_>>>()?,
+            Err(_) => vec![cache(given.clone())?],
         };
-        for (index, one) in caches.iter().enumerate() {
-            let used = self.ranks(side).contains(&one.rank);
-            if used && caches[..index].iter().any(|other| other.rank == one.rank) {
-                return Err(PyValueError::new_err(format!("{side}s has rank {} twice", one.rank)));
-            }
+        let mut ranks = self.ranks(side);
+        ranks.retain(|rank| caches.iter().filter(|cache| cache.get().inner.rank == *rank).count() > 1);
+        match ranks.first() {
+            Some(rank) => Err(PyValueError::new_err(format!("{side}s has rank {rank} twice"))),
+            None => Ok(caches),
         }
-        Ok(caches)
     }
 
-    fn cache(&self, side: Side, caches: &[Arc<RankCache>], rank: usize) -> PyResult<Arc<RankCache>> {
-        match caches.iter().find(|cache| cache.rank == rank) {
-            Some(cache) => Ok(Arc::clone(cache)),
+    fn cache(&self, side: Side, caches: &[Bound<'_, KVCache>], rank: usize) -> PyResult<Arc<RankCache>> {
+        match caches.iter().map(Bound::get).find(|cache| cache.inner.rank == rank) {
+            Some(cache) => Ok(Arc::clone(&cache.inner)),
             None => Err(PyValueError::new_err(format!(
                 "{side}s has no KVCache of rank {rank} of engine {:?}, which the plan uses",
                 self.engine(side).id
@@ -267,8 +268,8 @@ fn run(
         .map(|(schedule, (source, target))| BoundSchedule { schedule, source, target })
         .collect();
     overlap::check(&bound, true)?;
-    // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive; the
-    // caller of this method holds these objects. Targets are writable (`bind`) and no byte of one is
+    // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive, and
+    // our caller holds these objects until this returns. Targets are writable (`bind`) and no byte of one is
     // written twice or read (`check`); that nobody else writes them meanwhile is the user's part, as for
     // any tensor operation.
     unsafe { kvferry_copy::copy(&bound, threads) };

@@ -1,0 +1,75 @@
+"""The `kvferry demo` command: its exit codes and what it prints."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvferry.cli import demo, main
+
+MODELS = Path(__file__).parents[1] / "data/models"
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A two-layer model, so that the whole demo takes moments."""
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": 96,
+        "num_attention_heads": 6,
+        "sliding_window": 40,
+    }
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(config))
+    return path
+
+
+def test_every_rank_is_exact(tiny, capsys):
+    options = ["--tokens", "100", "--source-tp", "3", "--source-block", "24", "--target-layout", "BHNC"]
+    assert main(["demo", "--model", str(tiny), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "tiny: 2 layers; 100 tokens" in printed
+    assert printed.count("exact") == 2
+    assert "verified all" in printed
+
+
+def test_a_wrong_byte_is_named_and_fails(tiny, capsys, monkeypatch):
+    move = demo.move
+
+    def spoil(route, source, target, rank, arguments):
+        moved = move(route, source, target, rank, arguments)
+        if rank == 1:
+            block = target.blocks[0][1]  # tokens 64 to 99
+            target.tensors[1][0][1, block, 3, 0, 0] ^= 1  # [planes, blocks, tokens, heads, dim]
+        return moved
+
+    monkeypatch.setattr(demo, "move", spoil)
+    assert main(["demo", "--model", str(tiny), "--tokens", "100"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("exact") == 1
+    assert printed.count("WRONG") == 1
+    assert "first wrong element" in printed
+    assert "layer 0" in printed
+    assert "token 67" in printed
+
+
+def test_layers_are_cut_to_fit_and_said_so(tiny, capsys):
+    # A layer takes about 50 KiB in both engines.
+    assert main(["demo", "--model", str(tiny), "--tokens", "50", "--max-gib", "0.0001"]) == 0
+    assert "1 layers of 2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "nowhere.json"], "nowhere.json"),
+        (["--source-layout", "NHX"], "letter 'X'"),
+        (["--tokens", "0"], "--tokens 0"),
+        (["--max-gib", "0.0000001"], "one layer takes"),
+        (["--target-tp", "0"], "tp_size=0"),
+        (["--model", str(MODELS / "deepseek-v3.json")], "latent groups are not supported yet"),
+    ],
+)
+def test_what_cannot_be_done_is_said_with_code_2(tiny, options, message, capsys):
+    assert main(["demo", "--model", str(tiny), *options]) == 2
+    assert message in capsys.readouterr().err
