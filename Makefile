@@ -60,7 +60,7 @@ lint: $(STAMPS)/dev ## Check format, lints, types and that the stubs match the e
 
 bench: $(STAMPS)/dev ## Run the benchmarks, Rust's then Python's
 	cargo bench --workspace $(LOCKED)
-	@for bench in $(wildcard benches/python/*.py); do \
+	@for bench in $(wildcard benches/python/[!_]*.py); do \
 		echo "$$bench" && $(BIN)/python "$$bench" || exit 1; \
 	done
 

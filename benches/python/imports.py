@@ -15,7 +15,7 @@ from _measure import medians, print_table
 ROUNDS = 21
 LIMIT_MS = 30
 BASE = "import numpy, msgspec"
-# The parts of module and library names that give a framework or a driver away.
+# What gives a framework, a driver or a transport away in the name of a module or library.
 FRAMEWORKS = ("torch", "cuda", "cupy", "jax", "nvidia", "nixl", "mooncake")
 PROBE = """
 import json, sys, time
@@ -25,8 +25,9 @@ begin = time.perf_counter()
 import kvferry
 seconds = time.perf_counter() - begin
 libraries = {line.split()[-1].rsplit("/", 1)[-1] for line in open("/proc/self/maps")}
-modules = sorted(set(sys.modules) - before)
-print(json.dumps({"seconds": seconds, "modules": modules, "libraries": sorted(libraries)}))
+loaded = sorted(set(sys.modules) | libraries)
+added = sorted(set(sys.modules) - before)
+print(json.dumps({"seconds": seconds, "loaded": loaded, "added": added}))
 """
 
 
@@ -54,17 +55,17 @@ def main() -> None:
         ],
     )
     probe = probes[0]
-    loaded = [
+    frameworks = [
         name
-        for name in probe["modules"] + probe["libraries"]
+        for name in probe["loaded"]
         if any(framework in name.lower() for framework in FRAMEWORKS)
     ]
-    own = [name for name in probe["modules"] if name.split(".")[0] == "kvferry"]
-    others = sorted(set(probe["modules"]) - set(own))
+    own = [name for name in probe["added"] if name.split(".")[0] == "kvferry"]
+    others = sorted(set(probe["added"]) - set(own))
     print("kvferry's modules:", ", ".join(own))
     print("others that it loads:", ", ".join(others) or "none")
-    print("frameworks and drivers among these and the libraries:", ", ".join(loaded) or "none")
-    if loaded:
+    print("modules and libraries of torch, CUDA or a transport:", ", ".join(frameworks) or "none")
+    if frameworks:
         sys.exit(1)
 
 

@@ -83,13 +83,13 @@ impl Case {
             num_bytes: usize::try_from(length).expect("64 bits"),
         };
         let by_target: Vec<Move> = fragments(&schedule)
-            .expect("few enough")
+            .expect("few enough runs")
             .iter()
             .map(|fragment| step(fragment.source_offset, fragment.target_offset, fragment.length))
             .collect();
         let pieces = plan.pieces(0);
         let block_bytes = TOTAL_BYTES / pieces.len() as u64;
-        let is_whole = by_target.len() == pieces.len();
+        let is_whole = schedule.loops[0].strided.run_bytes == block_bytes;
         let by_token = pieces
             .iter()
             .filter(|_| is_whole)

@@ -6,12 +6,14 @@ no arithmetic of their own: every check and every formula lives once, in the Rus
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from kvferry import _core
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = [
     "AttentionGroup",
