@@ -6,6 +6,7 @@ no arithmetic of their own: every check and every formula lives once, in the Rus
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -314,7 +315,12 @@ class EngineSpec(msgspec.Struct, frozen=True, dict=True):
             "num_blocks",
         ):
             _freeze(self, field)
-        self.__dict__["_core"] = _core.Engine(self)
+        self._checked  # noqa: B018 - made at once, so that nonsense is refused here
+
+    @cached_property
+    def _checked(self) -> _core.Engine:
+        """The core's own form of this spec."""
+        return _core.Engine(self)
 
     @property
     def num_ranks(self) -> int:
@@ -329,16 +335,17 @@ class EngineSpec(msgspec.Struct, frozen=True, dict=True):
         ValueError
             `rank` is outside ``[0, num_ranks)``.
         """
-        core: _core.Engine = self.__dict__["_core"]
-        return core.tensor_slots(rank)
+        return self._checked.tensor_slots(rank)
 
 
 def _freeze(struct: msgspec.Struct, field: str) -> None:
-    """Turn lists and ranges into tuples, so that every spec hashes and compares by value."""
+    """Turn sequences into tuples, so that specs hash, compare and travel by value."""
     msgspec.structs.force_setattr(struct, field, _frozen(getattr(struct, field)))
 
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, list | tuple | range):
         return tuple(_frozen(item) for item in value)
-    return value
+    if isinstance(value, str):
+        return str(value)  # a `Layout` is a string to peers
+    return _frozen(value.tolist()) if hasattr(value, "tolist") else value

@@ -13,6 +13,7 @@ import torch
 from engines import (
     attention_model,
     counting_tensors,
+    label,
     make_engine,
     source_cache,
     target_cache,
@@ -67,7 +68,11 @@ def test_tensors_come_in_order_or_by_name(library, given):
         ([halves()] * 3, LayoutError, "expected 2 tensors.* got 3"),
         ({}, LayoutError, r"layers\.0"),
         ({"layers.0": halves()}, LayoutError, r"layers\.1"),
-        ({"layers.0": halves(), "layers.1": halves(), "layers.2": halves()}, BlockRangeError, r"layers\.2"),
+        (
+            {"layers.0": halves(), "layers.1": halves(), "layers.2": halves()},
+            BlockRangeError,
+            r"layers\.2",
+        ),
         ({0: halves(), 1: halves()}, BlockRangeError, "0"),
         (halves((2, *SHAPE)), TypeError, "sequence"),
         (torch.zeros(2, *SHAPE), TypeError, "sequence"),
@@ -83,7 +88,7 @@ def test_the_number_and_names_of_tensors_are_checked(given, error, words):
         KVCache(ENGINE, 0, given)
 
 
-@pytest.mark.parametrize("rank", [None, -1, 1, 1.0, "0", 2**63, 2**200, float("nan")], ids=repr)
+@pytest.mark.parametrize("rank", [None, -1, 1, 1.0, "0", 2**63, 2**200, float("nan")], ids=label)
 def test_the_rank_is_checked(rank):
     with pytest.raises(ValueError, match="rank"):
         KVCache(ENGINE, rank, [halves(), halves()])
@@ -125,11 +130,11 @@ def test_declared_blocks_must_be_there():
     engine = make_engine("source", attention_model(), num_blocks=10)
     for blocks in (10, 11):
         KVCache(engine, 0, [halves((blocks, 4, 2, 8))])
-    with pytest.raises(LayoutError, match="9 blocks.* 10"):
+    with pytest.raises(LayoutError, match=r"9 blocks.* 10"):
         KVCache(engine, 0, [halves((9, 4, 2, 8))])
     physical = make_engine("source", attention_model(), num_blocks=10, physical_blocks_per_block=2)
     KVCache(physical, 0, [halves((20, 2, 2, 8))])
-    with pytest.raises(LayoutError, match="19 blocks.* 20"):
+    with pytest.raises(LayoutError, match=r"19 blocks.* 20"):
         KVCache(physical, 0, [halves((19, 2, 2, 8))])
 
 
@@ -158,7 +163,8 @@ def test_items_of_one_size_are_alike(dtype):
 )
 def test_narrow_torch_types_are_moved_as_bytes(declared, given):
     source, target = (
-        make_engine(name, attention_model(dtype=declared), 4, "BNHC") for name in ("source", "target")
+        make_engine(name, attention_model(dtype=declared), 4, "BNHC")
+        for name in ("source", "target")
     )
     raw = torch.arange(10 * 4 * 2 * 8, dtype=torch.int32).to(torch.uint8)
     if given.itemsize == 2:
@@ -242,13 +248,15 @@ def test_axes_name_the_dimensions_as_handed_over():
         assert slot.address == memory.ctypes.data
 
 
-@pytest.mark.parametrize("axes", ["", "BHN", "BHNCC", "BHNX", "bhnc", "BHNCL", "BBNC", "BNHD", "NHD"])
+@pytest.mark.parametrize(
+    "axes", ["", "BHN", "BHNCC", "BHNX", "bhnc", "BHNCL", "BBNC", "BNHD", "NHD"]
+)
 def test_axes_name_each_axis_once(axes):
     with pytest.raises(LayoutError, match="axes"):
         KVCache(one_layer(), 0, [halves()], axes=axes)
 
 
-@pytest.mark.parametrize("axes", [5, b"BNHC", (), ("BNHC", "BNHC"), (5,), float("nan")], ids=repr)
+@pytest.mark.parametrize("axes", [5, b"BNHC", (), ("BNHC", "BNHC"), (5,), float("nan")], ids=label)
 def test_axes_are_a_string_or_one_a_group(axes):
     with pytest.raises(ValueError, match="axes"):
         KVCache(one_layer(), 0, [halves()], axes=axes)
@@ -310,7 +318,9 @@ def test_read_only_memory_is_a_source_and_never_a_target():
     fixed = KVCache(source, 0, [memory])
     assert fixed.describe().slots[0].writable is False
     (written,) = untouched_tensors(target)
-    Route(source, target).plan(0, [[1]], [[2]], tokens=(0, 4)).copy(fixed, KVCache(target, 0, [written]))
+    Route(source, target).plan(0, [[1]], [[2]], tokens=(0, 4)).copy(
+        fixed, KVCache(target, 0, [written])
+    )
     np.testing.assert_array_equal(written[2], memory[1])
     backwards = Route(target, source).plan(0, [[1]], [[2]], tokens=(0, 4))
     for refused in (backwards.copy, backwards.descriptors):
@@ -322,12 +332,14 @@ def test_read_only_memory_is_a_source_and_never_a_target():
 
 
 def test_read_only_tensors_of_groups_that_move_nothing_do_not_matter():
-    group = dict(num_kv_heads=2, head_dim=4, dtype="float16")
+    group = {"num_kv_heads": 2, "head_dim": 4, "dtype": "float16"}
     model = ModelSpec((AttentionGroup((0,), **group), AttentionGroup((1,), **group)))
     source, target = make_engine("source", model), make_engine("target", model)
     tensors = untouched_tensors(target)
     tensors[0].flags.writeable = False
-    plan = Route(source, target).plan(0, [[], [1]], [[], [2]], tokens=(0, 4), target_first_token=(4, 0))
+    plan = Route(source, target).plan(
+        0, [[], [1]], [[], [2]], tokens=(0, 4), target_first_token=(4, 0)
+    )
     plan.copy(source_cache(source), KVCache(target, 0, tensors))
 
 

@@ -25,7 +25,16 @@ def tiny(tmp_path):
 
 
 def test_every_rank_is_exact(tiny, capsys):
-    options = ["--tokens", "100", "--source-tp", "3", "--source-block", "24", "--target-layout", "BHNC"]
+    options = [
+        "--tokens",
+        "100",
+        "--source-tp",
+        "3",
+        "--source-block",
+        "24",
+        "--target-layout",
+        "BHNC",
+    ]
     assert main(["demo", "--model", str(tiny), *options]) == 0
     printed = capsys.readouterr().out
     assert "tiny: 2 layers; 100 tokens" in printed

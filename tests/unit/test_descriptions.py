@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-from engines import attention_model, make_engine, rows, source_cache, target_cache
+from engines import attention_model, label, make_engine, rows, source_cache, target_cache
 
 from kvferry import AttentionGroup, KVCache, LatentGroup, ModelSpec, RankDescription, Route
 from kvferry.errors import BlockRangeError, LayoutError
@@ -20,7 +20,7 @@ def make_plan():
 
 
 def with_slot(description, **fields):
-    """The description with its first slot changed."""
+    """Return the description with its first slot changed."""
     first, *others = description.slots
     return replace(description, slots=(replace(first, **fields), *others))
 
@@ -33,7 +33,9 @@ def test_a_description_says_where_everything_lies():
         )
     )
     engine = make_engine("a", model, 4, "HND", tp_size=2)
-    attention = np.zeros((2, 10, 1, 5, 4), np.float16)[:, :, :, :4]  # a slot of padding in each block
+    attention = np.zeros((2, 10, 1, 5, 4), np.float16)[
+        :, :, :, :4
+    ]  # a slot of padding in each block
     latent = np.zeros((9, 4, 6), np.uint8)
     latent.flags.writeable = False
     description = KVCache(engine, 1, [attention, latent]).describe()
@@ -42,9 +44,19 @@ def test_a_description_says_where_everything_lies():
     slots = engine.tensor_slots(1)
     assert [slot.name for slot in description.slots] == [slot.name for slot in slots]
     kv, mla = description.slots
-    assert (kv.address, kv.item_bytes, kv.device, kv.writable) == (attention.ctypes.data, 2, (1, 0), True)
+    assert (kv.address, kv.item_bytes, kv.device, kv.writable) == (
+        attention.ctypes.data,
+        2,
+        (1, 0),
+        True,
+    )
     assert (kv.sizes, kv.strides) == ((2, 10, 1, 4, 4), (400, 40, 0, 8, 2))
-    assert (mla.address, mla.item_bytes, mla.device, mla.writable) == (latent.ctypes.data, 1, (1, 0), False)
+    assert (mla.address, mla.item_bytes, mla.device, mla.writable) == (
+        latent.ctypes.data,
+        1,
+        (1, 0),
+        False,
+    )
     assert (mla.sizes, mla.strides) == ((9, 4, 6), (24, 6, 1))
 
 
@@ -64,7 +76,9 @@ def test_a_description_survives_its_message(codec):
     assert received == [cache.describe() for cache in caches]
     plan = make_plan()
     expected = rows(plan.descriptors(*caches))
-    assert expected == [(i, read * 128, i, write * 128, 128) for i in (0, 1) for read, write in ((3, 2), (1, 5))]
+    assert expected == [
+        (i, read * 128, i, write * 128, 128) for i in (0, 1) for read, write in ((3, 2), (1, 5))
+    ]
     for source in (caches[0], received[0]):
         for target in (caches[1], received[1]):
             assert rows(plan.descriptors(source, target)) == expected
@@ -130,7 +144,7 @@ def test_a_description_is_no_cache():
         {"device": (2**31, 0)},
         {"device": (2**200, 0)},
     ],
-    ids=repr,
+    ids=label,
 )
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_numbers_that_lie_are_value_errors(side, fields):
@@ -161,7 +175,7 @@ def test_numbers_that_lie_are_value_errors(side, fields):
         {"writable": None},
         {"writable": "yes"},
     ],
-    ids=repr,
+    ids=label,
 )
 def test_types_that_lie_are_refused(fields):
     plan, source, target = make_plan(), source_cache(SOURCE), target_cache(TARGET)
@@ -186,14 +200,14 @@ def test_slots_in_another_order_are_refused():
         plan.descriptors(replace(description, slots=description.slots[::-1]), target)
 
 
-@pytest.mark.parametrize("slots", [None, 5, "ab", (1, 2), (None, None)], ids=repr)
+@pytest.mark.parametrize("slots", [None, 5, "ab", (1, 2), (None, None)], ids=label)
 def test_slots_that_are_none_are_refused(slots):
     plan, source, target = make_plan(), source_cache(SOURCE), target_cache(TARGET)
     with pytest.raises((ValueError, TypeError)):
         plan.descriptors(replace(source.describe(), slots=slots), target)
 
 
-@pytest.mark.parametrize("rank", [1, -1, 2**63, 2**200, None, "0", 0.0], ids=repr)
+@pytest.mark.parametrize("rank", [1, -1, 2**63, 2**200, None, "0", 0.0], ids=label)
 def test_the_rank_is_checked(rank):
     plan, source, target = make_plan(), source_cache(SOURCE), target_cache(TARGET)
     with pytest.raises(ValueError, match="rank"):
@@ -202,9 +216,9 @@ def test_the_rank_is_checked(rank):
 
 def test_the_engine_is_checked():
     plan, source, target = make_plan(), source_cache(SOURCE), target_cache(TARGET)
-    with pytest.raises(ValueError, match="'?\"?other\"?'?.*source"):
+    with pytest.raises(ValueError, match=r"'?\"?other\"?'?.*source"):
         plan.descriptors(replace(source.describe(), engine_id="other"), target)
-    with pytest.raises(ValueError, match="target.*source"):
+    with pytest.raises(ValueError, match=r"target.*source"):
         plan.descriptors(target.describe(), source.describe())
     for wrong in (None, 5, "source", MODEL, [source.describe()]):
         with pytest.raises(TypeError, match="RankDescription"):

@@ -183,7 +183,7 @@ def test_an_export_that_is_no_capsule_is_refused_by_name(exported):
         def __dlpack__(self, **options):
             return exported
 
-    with pytest.raises((TypeError, LayoutError), match="layers.0"):
+    with pytest.raises((TypeError, LayoutError), match=r"layers.0"):
         register(Liar())
 
 
@@ -247,7 +247,7 @@ def test_an_interrupt_is_not_swallowed(raised):
 def test_a_device_that_is_none_is_refused_by_name(device):
     producer = Producer(SHAPE, STRIDES)
     producer._device = device
-    with pytest.raises((TypeError, LayoutError), match="layers.0"):
+    with pytest.raises((TypeError, LayoutError), match=r"layers.0"):
         register(producer)
     assert producer.exported == 0
 
@@ -267,7 +267,7 @@ def test_a_device_without_an_export_is_refused_by_name():
         def __dlpack_device__(self):
             return (CPU, 0)
 
-    with pytest.raises(TypeError, match="layers.0"):
+    with pytest.raises(TypeError, match=r"layers.0"):
         register(Half())
 
 

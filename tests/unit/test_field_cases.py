@@ -18,7 +18,9 @@ from kvferry import AttentionGroup, KVCache, ModelSpec, Route
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
 
 
-@pytest.mark.parametrize(("source_tokens", "target_tokens"), [(32, 16), (16, 32), (24, 16), (16, 24)])
+@pytest.mark.parametrize(
+    ("source_tokens", "target_tokens"), [(32, 16), (16, 32), (24, 16), (16, 24)]
+)
 def test_block_sizes_need_no_ratio(source_tokens, target_tokens):
     model = attention_model(layers=2)
     source = make_engine("source", model, source_tokens, "NHD")
@@ -33,7 +35,10 @@ def test_block_sizes_need_no_ratio(source_tokens, target_tokens):
     source_memory, target_memory = counting_tensors(source), untouched_tensors(target)
     plan.copy(KVCache(source, 0, source_memory), KVCache(target, 0, target_memory))
     for read, written in zip(source_memory, target_memory, strict=True):
-        read, written = tokens_of(read, "KBNHD", source_ids), tokens_of(written, "KBHND", target_ids)
+        read, written = (
+            tokens_of(read, "KBNHD", source_ids),
+            tokens_of(written, "KBHND", target_ids),
+        )
         np.testing.assert_array_equal(written[:, :90], read[:, :90])
         assert is_untouched(written[:, 90:])
     unused = [block for block in range(10) if block not in target_ids]
@@ -44,7 +49,10 @@ def test_pieces_are_cut_at_the_block_boundaries_of_both_sides():
     model = attention_model(heads=1)  # 8 elements of 2 bytes a token: 16 bytes
     source, target = make_engine("source", model, 24), make_engine("target", model, 16)
     plan = Route(source, target).plan(0, [[5, 2]], [[1, 7, 3]], tokens=(0, 48))
-    caches = (KVCache(source, 0, counting_tensors(source)), KVCache(target, 0, untouched_tensors(target)))
+    caches = (
+        KVCache(source, 0, counting_tensors(source)),
+        KVCache(target, 0, untouched_tensors(target)),
+    )
     # Source blocks take 384 bytes, target blocks 256; the cuts are at tokens 16, 24 and 32.
     assert rows(plan.descriptors(*caches)) == [
         (0, 5 * 384, 0, 1 * 256, 256),
@@ -63,7 +71,9 @@ def test_more_target_ranks_than_heads_read_replicas(source_tp, target_tp, read_f
     source = make_engine("source", model, 4, "NHD", tp_size=source_tp)
     target = make_engine("target", model, 4, "NHD", tp_size=target_tp)
     route = Route(source, target)
-    source_memory = [counting_tensors(source, rank, start=1 + 999 * rank) for rank in range(source_tp)]
+    source_memory = [
+        counting_tensors(source, rank, start=1 + 999 * rank) for rank in range(source_tp)
+    ]
     sources = [KVCache(source, rank, memory) for rank, memory in enumerate(source_memory)]
     whole_model = np.concatenate([memory[0] for memory in source_memory], axis=3)
     for rank, source_rank in enumerate(read_from):
@@ -94,7 +104,9 @@ def test_replicated_source_heads_are_read_once():
     memory = [counting_tensors(source, rank, start=1 + 999 * rank)[0] for rank in range(4)]
     (written,) = untouched_tensors(target)
     # Ranks 1 and 3 are not read, so their caches need not be there.
-    plan.copy([KVCache(source, rank, [memory[rank]]) for rank in (2, 0)], KVCache(target, 0, [written]))
+    plan.copy(
+        [KVCache(source, rank, [memory[rank]]) for rank in (2, 0)], KVCache(target, 0, [written])
+    )
     np.testing.assert_array_equal(written[:, 2, :, 0], memory[0][:, 6, :, 0])
     np.testing.assert_array_equal(written[:, 2, :, 1], memory[2][:, 6, :, 0])
 
@@ -112,7 +124,9 @@ def test_six_heads_between_two_and_three_ranks(source_tp, target_tp, moves):
     source = make_engine("source", model, 4, "NHD", tp_size=source_tp)
     target = make_engine("target", model, 4, "HND", tp_size=target_tp)
     route = Route(source, target)
-    source_memory = [counting_tensors(source, rank, start=1 + 999 * rank)[0] for rank in range(source_tp)]
+    source_memory = [
+        counting_tensors(source, rank, start=1 + 999 * rank)[0] for rank in range(source_tp)
+    ]
     whole_model = np.concatenate(source_memory, axis=3)
     sources = [KVCache(source, rank, [memory]) for rank, memory in enumerate(source_memory)]
     for rank in range(target_tp):
@@ -131,7 +145,9 @@ def test_six_heads_between_two_and_three_ranks(source_tp, target_tp, moves):
         expected = whole_model[:, 6, :, rank * held : (rank + 1) * held]
         np.testing.assert_array_equal(written[:, 2].transpose(0, 2, 1, 3), expected)
     for read in range(source_tp):
-        assert route.readers(read) == tuple(sorted({write for write, other, _ in moves if other == read}))
+        assert route.readers(read) == tuple(
+            sorted({write for write, other, _ in moves if other == read})
+        )
 
 
 @pytest.mark.parametrize("surplus", [0, 1])
@@ -175,7 +191,10 @@ def test_a_group_that_needs_no_block_gets_nothing():
     assert plan.pairs == ((0, 0),)
     assert plan.num_bytes == 8 * 16
     source_memory, target_memory = counting_tensors(source), untouched_tensors(target)
-    source_cache, target_cache = KVCache(source, 0, source_memory), KVCache(target, 0, target_memory)
+    source_cache, target_cache = (
+        KVCache(source, 0, source_memory),
+        KVCache(target, 0, target_memory),
+    )
     # Blocks take 64 bytes; both lists ascend by one, so that it is one fragment.
     assert rows(plan.descriptors(source_cache, target_cache)) == [(1, 3 * 64, 1, 5 * 64, 128)]
     plan.copy(source_cache, target_cache)
@@ -285,7 +304,10 @@ def test_a_due_target_block_is_named_once():
 def test_contiguous_blocks_merge_in_any_order(source_ids, target_ids, blocks):
     source, target = make_engine("source"), make_engine("target")
     plan = Route(source, target).plan(0, [source_ids], [target_ids], tokens=(0, 16))
-    caches = (KVCache(source, 0, counting_tensors(source)), KVCache(target, 0, untouched_tensors(target)))
+    caches = (
+        KVCache(source, 0, counting_tensors(source)),
+        KVCache(target, 0, untouched_tensors(target)),
+    )
     block_bytes = 4 * 2 * 8 * 2
     assert rows(plan.descriptors(*caches)) == [
         (0, read * block_bytes, 0, write * block_bytes, count * block_bytes)
@@ -297,7 +319,10 @@ def test_contiguous_blocks_merge_in_any_order(source_ids, target_ids, blocks):
 @pytest.mark.parametrize("layout", ["BNHC", "BNHD"])
 def test_fragments_never_reach_into_the_next_tensor(layout):
     model = attention_model(layers=2)
-    source, target = make_engine("source", model, 4, layout), make_engine("target", model, 4, layout)
+    source, target = (
+        make_engine("source", model, 4, layout),
+        make_engine("target", model, 4, layout),
+    )
     shape = source.tensor_slots(0)[0].shape(10)
     tensors = len(source.tensor_slots(0))  # one a layer, or key and value a layer
     # One allocation a side: each tensor begins where the one before it ends.

@@ -66,9 +66,8 @@ def test_every_string_of_letters_is_judged_by_the_rules():
     for length in range(1, 6):
         for letters in itertools.product("LBKNHDC", repeat=length):
             text = "".join(letters)
-            is_legal = (
-                text in ("NHD", "HND")
-                or len(set(letters)) == length
+            is_legal = text in ("NHD", "HND") or (
+                len(set(letters)) == length
                 and {"B", "N"} <= set(letters)
                 and ("D" in letters) != ("C" in letters)
                 and not {"K", "C"} <= set(letters)

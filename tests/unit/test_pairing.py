@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engines import attention_model, counting_tensors, make_engine, untouched_tensors
+from engines import attention_model, counting_tensors, label, make_engine, untouched_tensors
 
-from kvferry import AttentionGroup, EngineSpec, KVCache, LatentGroup, ModelSpec, Route, StateGroup, StatePart
+from kvferry import (
+    AttentionGroup,
+    EngineSpec,
+    KVCache,
+    LatentGroup,
+    ModelSpec,
+    Route,
+    StateGroup,
+    StatePart,
+)
 from kvferry.errors import IncompatibleEnginesError, KVFerryError, TopologyError
 
 SPLIT = {"num_kv_heads": 2, "head_dim": 4, "dtype": "float16"}
@@ -116,7 +125,7 @@ def test_what_is_not_planned_yet_says_so(make, words):
         Route(make("one"), make("other"))
 
 
-@pytest.mark.parametrize("wrong", [None, 5, "engine", attention_model()], ids=repr)
+@pytest.mark.parametrize("wrong", [None, 5, "engine", attention_model()], ids=label)
 def test_a_route_is_between_engines(wrong):
     for ends in ((wrong, make_engine()), (make_engine(), wrong)):
         with pytest.raises(TypeError, match="EngineSpec"):
@@ -136,7 +145,7 @@ def test_an_engine_may_be_paired_with_itself():
     assert [route.readers(rank) for rank in range(2)] == [(0,), (1,)]
 
 
-@pytest.mark.parametrize("rank", [None, -1, 4, 1.0, "0", 2**63, 2**200, float("nan")], ids=repr)
+@pytest.mark.parametrize("rank", [None, -1, 4, 1.0, "0", 2**63, 2**200, float("nan")], ids=label)
 def test_ranks_are_checked(rank):
     engine = make_engine(model=attention_model(heads=4), tp_size=4)
     route = Route(engine, engine)
@@ -184,7 +193,10 @@ def test_overlapping_head_ranges_are_read_unit_by_unit():
     assert explained == {0: 3 * 4 * 16, 1: 1 * 4 * 16}
     backwards = Route(target, source)
     assert backwards.readers(0) == (0, 1)
-    assert [backwards.plan(rank, [[1]], [[2]], tokens=(0, 4)).num_bytes for rank in range(2)] == [192, 192]
+    assert [backwards.plan(rank, [[1]], [[2]], tokens=(0, 4)).num_bytes for rank in range(2)] == [
+        192,
+        192,
+    ]
 
 
 def test_head_ranges_in_descending_order():
@@ -206,7 +218,9 @@ def test_specs_that_are_equal_are_one_engine():
     one, twin = make_engine("source"), make_engine("source")
     target = make_engine("target")
     plan = Route(one, target).plan(0, [[1]], [[2]], tokens=(0, 4))
-    plan.copy(KVCache(twin, 0, counting_tensors(twin)), KVCache(target, 0, untouched_tensors(target)))
+    plan.copy(
+        KVCache(twin, 0, counting_tensors(twin)), KVCache(target, 0, untouched_tensors(target))
+    )
 
 
 def test_many_ranks_pair_quickly():

@@ -1,86 +1,79 @@
-"""Specs: what they refuse, and that they are values that hash, compare, and travel."""
+"""Specs: what they refuse, each time naming the field."""
 
 from __future__ import annotations
 
-import copy
-import pickle
-
-import msgspec
 import numpy as np
 import pytest
-from engines import attention_model, make_engine
+from engines import attention_model, hybrid_model, label, make_engine
 
 from kvferry import (
     AttentionGroup,
     EngineSpec,
-    KVCache,
     LatentGroup,
-    Layout,
     ModelSpec,
-    Route,
     StateGroup,
     StatePart,
 )
 from kvferry.errors import LayoutError
 
-DTYPES = (
-    "bfloat16 float16 float32 float64 float8_e4m3fn float8_e5m2 float8_e8m0fnu int8 uint8 int16 int32"
-    " int64 float4_e2m1fn_x2"
-).split()
+DTYPES = {
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e8m0fnu": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "float4_e2m1fn_x2": 1,
+}
 # Nothing that counts something is one of these.
-NO_COUNTS = [None, 0, -1, 1.0, float("nan"), float("inf"), "1", b"1", [1], (1,), 2**31 + 1, 2**63, 2**200]
+NO_COUNTS = [
+    None,
+    0,
+    -1,
+    1.0,
+    float("nan"),
+    float("inf"),
+    "1",
+    b"1",
+    [1],
+    (1,),
+    2**31 + 1,
+    2**63,
+    2**200,
+]
 NO_SIZES = [value for value in NO_COUNTS if value not in ([1], (1,))]
 
 
-def hybrid_model():
-    conv = StatePart("conv", shape=(3, 64), dtype="bfloat16", shard_axis=1)
-    ssm = StatePart("ssm", shape=(8, 16, 4), dtype="float32", shard_axis=0, shard_units=4)
-    return ModelSpec(
-        groups=(
-            AttentionGroup((0, 3), num_kv_heads=4, head_dim=8, v_head_dim=6, sliding_window=128),
-            LatentGroup((1,), latent_dim=576, dtype="float8_e4m3fn"),
-            StateGroup((2, 4), parts=(conv, ssm)),
-        ),
-        name="hybrid",
-    )
-
-
-def hybrid_engine():
-    return EngineSpec(
-        "hybrid",
-        hybrid_model(),
-        tokens_per_block=(64, 16, 0),
-        layout=("BNHC", "BND", "BS"),
-        tp_size=2,
-        head_ranges=(((0, 3), (1, 4)), None, None),
-        null_block_id=(0, None, -1),
-        physical_blocks_per_block=(4, 1, 1),
-        num_blocks=(100, None, 7),
-    )
-
-
 @pytest.mark.parametrize("field", ["num_kv_heads", "head_dim", "tokens_per_slot"])
-@pytest.mark.parametrize("value", NO_COUNTS, ids=repr)
+@pytest.mark.parametrize("value", NO_COUNTS, ids=label)
 def test_attention_counts_are_checked(field, value):
     fields = {"layers": (0,), "num_kv_heads": 2, "head_dim": 4, field: value}
     with pytest.raises(ValueError, match=field):
         AttentionGroup(**fields)
 
 
-@pytest.mark.parametrize("value", [value for value in NO_COUNTS if value is not None], ids=repr)
+@pytest.mark.parametrize("value", [value for value in NO_COUNTS if value is not None], ids=label)
 def test_value_head_dim_is_checked(value):
     with pytest.raises(ValueError, match="v_head_dim"):
         AttentionGroup((0,), 2, 4, v_head_dim=value)
 
 
-@pytest.mark.parametrize("value", [None, 0, -2, 1.0, "4", float("nan"), 2**31 + 1, 2**200], ids=repr)
+@pytest.mark.parametrize(
+    "value", [None, 0, -2, 1.0, "4", float("nan"), 2**31 + 1, 2**200], ids=label
+)
 def test_sliding_window_is_checked(value):
     with pytest.raises(ValueError, match="sliding_window"):
         AttentionGroup((0,), 2, 4, sliding_window=value)
 
 
 def test_sliding_window_is_a_multiple_of_the_tokens_per_slot():
-    with pytest.raises(ValueError, match="sliding_window=6 .* tokens_per_slot=4"):
+    with pytest.raises(ValueError, match=r"sliding_window=6 .* tokens_per_slot=4"):
         AttentionGroup((0,), 2, 4, sliding_window=6, tokens_per_slot=4)
     AttentionGroup((0,), 2, 4, sliding_window=8, tokens_per_slot=4)
     AttentionGroup((0,), 2, 4, sliding_window=-1, tokens_per_slot=4)
@@ -97,15 +90,31 @@ def test_sliding_window_is_a_multiple_of_the_tokens_per_slot():
 )
 @pytest.mark.parametrize(
     "layers",
-    [None, 5, (), [], (0, 0), (-1,), (0, 1.0), ("0",), "01", (None,), ((0,),), (2**31 + 1,), (2**200,)],
-    ids=repr,
+    [
+        None,
+        5,
+        (),
+        [],
+        (0, 0),
+        (-1,),
+        (0, 1.0),
+        ("0",),
+        "01",
+        (None,),
+        ((0,),),
+        (2**31 + 1,),
+        (2**200,),
+    ],
+    ids=label,
 )
 def test_layers_are_checked(make, layers):
     with pytest.raises(ValueError, match="layers"):
         make(layers)
 
 
-@pytest.mark.parametrize("dtype", [None, 5, "", "bf16", "BFLOAT16", "float4", "torch.float16", np.float16])
+@pytest.mark.parametrize(
+    "dtype", [None, 5, "", "bf16", "BFLOAT16", "float4", "torch.float16", np.float16]
+)
 def test_dtype_is_checked(dtype):
     for make in (
         lambda: AttentionGroup((0,), 2, 4, dtype=dtype),
@@ -116,17 +125,16 @@ def test_dtype_is_checked(dtype):
             make()
 
 
-def test_every_dtype_of_the_contract_is_known():
-    item_bytes = dict(zip(DTYPES, [2, 2, 4, 8, 1, 1, 1, 1, 1, 2, 4, 8, 1], strict=True))
-    for dtype in DTYPES:
+def test_every_dtype_is_known_with_its_size():
+    for dtype, item_bytes in DTYPES.items():
         engine = make_engine(model=attention_model(dim=8, dtype=dtype))
         (slot,) = engine.tensor_slots(0)
-        assert slot.item_bytes == item_bytes[dtype]
+        assert slot.item_bytes == item_bytes
         assert slot.shape(1)[-1] == (8 if dtype == "float4_e2m1fn_x2" else 16)
 
 
 def test_packed_elements_come_in_pairs():
-    with pytest.raises(ValueError, match="head_dim=5 .* 2 .*float4_e2m1fn_x2"):
+    with pytest.raises(ValueError, match=r"head_dim=5 .* 2 .*float4_e2m1fn_x2"):
         AttentionGroup((0,), 2, 5, dtype="float4_e2m1fn_x2")
     with pytest.raises(ValueError, match="v_head_dim=3"):
         AttentionGroup((0,), 2, 4, v_head_dim=3, dtype="float4_e2m1fn_x2")
@@ -137,7 +145,7 @@ def test_packed_elements_come_in_pairs():
 
 
 @pytest.mark.parametrize("field", ["latent_dim", "tokens_per_slot"])
-@pytest.mark.parametrize("value", NO_COUNTS, ids=repr)
+@pytest.mark.parametrize("value", NO_COUNTS, ids=label)
 def test_latent_counts_are_checked(field, value):
     with pytest.raises(ValueError, match=field):
         LatentGroup(**{"layers": (0,), "latent_dim": 4, field: value})
@@ -165,10 +173,14 @@ def test_latent_counts_are_checked(field, value):
 )
 def test_state_parts_are_checked(fields, words):
     with pytest.raises(ValueError, match=words):
-        StateGroup((0,), (StatePart(**{"name": "conv", "shape": (4, 6), "dtype": "int8", **fields}),))
+        StateGroup(
+            (0,), (StatePart(**{"name": "conv", "shape": (4, 6), "dtype": "int8", **fields}),)
+        )
 
 
-@pytest.mark.parametrize("parts", [None, 5, (), (5,), (None,), StatePart("conv", (4,), "int8")], ids=repr)
+@pytest.mark.parametrize(
+    "parts", [None, 5, (), (5,), (None,), StatePart("conv", (4,), "int8")], ids=label
+)
 def test_parts_are_checked(parts):
     with pytest.raises((ValueError, TypeError), match="part"):
         StateGroup((0,), parts)
@@ -176,20 +188,23 @@ def test_parts_are_checked(parts):
 
 def test_part_names_are_unique():
     part = StatePart("conv", (4,), "int8")
-    with pytest.raises(ValueError, match="'?\"?conv\"?'? twice"):
+    with pytest.raises(ValueError, match=r"'?\"?conv\"?'? twice"):
         StateGroup((0,), (part, part))
 
 
 @pytest.mark.parametrize(
-    "groups", [None, 5, (), (5,), (None,), AttentionGroup((0,), 2, 4), "groups"], ids=repr
+    "groups", [None, 5, (), (5,), (None,), AttentionGroup((0,), 2, 4), "groups"], ids=label
 )
 def test_groups_are_checked(groups):
-    with pytest.raises((ValueError, TypeError), match="(?i)group"):
+    with pytest.raises((ValueError, TypeError), match=r"(?i)group"):
         ModelSpec(groups)
 
 
 def test_a_layer_has_one_attention_and_one_state():
-    attention, state = AttentionGroup((0, 1), 2, 4), StateGroup((0, 1), (StatePart("s", (4,), "int8"),))
+    attention, state = (
+        AttentionGroup((0, 1), 2, 4),
+        StateGroup((0, 1), (StatePart("s", (4,), "int8"),)),
+    )
     ModelSpec((attention, state))
     with pytest.raises(ValueError, match="layer 1 is in groups 0 and 1"):
         ModelSpec((attention, AttentionGroup((1, 2), 2, 4)))
@@ -200,64 +215,87 @@ def test_a_layer_has_one_attention_and_one_state():
 
 
 @pytest.mark.parametrize("field", ["tp_size", "pp_size", "cp_size", "cp_interleave"])
-@pytest.mark.parametrize("value", NO_COUNTS, ids=repr)
+@pytest.mark.parametrize("value", NO_COUNTS, ids=label)
 def test_engine_sizes_are_checked(field, value):
     with pytest.raises(ValueError, match=field):
         make_engine(model=attention_model(layers=4), **{field: value})
 
 
 @pytest.mark.parametrize("field", ["tokens_per_block", "physical_blocks_per_block"])
-@pytest.mark.parametrize("value", [*NO_SIZES, (), (4, 4), (0,), (None,), ((4,),)], ids=repr)
+@pytest.mark.parametrize("value", [*NO_SIZES, (), (4, 4), (0,), (None,), ((4,),)], ids=label)
 def test_per_group_counts_are_checked(field, value):
     with pytest.raises(ValueError, match=field):
         EngineSpec("a", attention_model(), **{"tokens_per_block": 4, "layout": "NHD", field: value})
 
 
 @pytest.mark.parametrize(
-    "value", [*(value for value in NO_SIZES if value is not None), (), (4, 4), (0,), ((4,),)], ids=repr
+    "value",
+    [*(value for value in NO_SIZES if value is not None), (), (4, 4), (0,), ((4,),)],
+    ids=label,
 )
 def test_num_blocks_is_checked(value):
     with pytest.raises(ValueError, match="num_blocks"):
         make_engine(num_blocks=value)
 
 
-@pytest.mark.parametrize("value", [1.0, float("nan"), "0", (), (0, 0), ("0",), (1.5,), object()], ids=repr)
+@pytest.mark.parametrize(
+    "value", [1.0, float("nan"), "0", (), (0, 0), ("0",), (1.5,), object()], ids=label
+)
 def test_null_block_id_is_checked(value):
     with pytest.raises(ValueError, match="null_block_id"):
         make_engine(null_block_id=value)
 
 
-@pytest.mark.parametrize("value", [0, -1, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, (None,), (-7,)], ids=repr)
+@pytest.mark.parametrize(
+    "value", [0, -1, -(2**63), 2**63 - 1, 2**63, 2**64 - 1, (None,), (-7,)], ids=label
+)
 def test_any_integer_may_be_the_null_block_id(value):
     assert make_engine(null_block_id=value).null_block_id == value
 
 
 @pytest.mark.parametrize(
-    "value", [None, 5, "", "XYZ", "KBNHX", (), ("NHD", "NHD"), ("BND",), "BND", (5,), b"NHD"], ids=repr
+    "value",
+    [None, 5, "", "XYZ", "KBNHX", (), ("NHD", "NHD"), ("BND",), "BND", (5,), b"NHD"],
+    ids=label,
 )
 def test_engine_layout_is_checked(value):
     with pytest.raises(ValueError, match="layout"):
         make_engine(layout=value)
 
 
-@pytest.mark.parametrize("value", [None, 5, b"a"], ids=repr)
+@pytest.mark.parametrize("value", [None, 5, b"a"], ids=label)
 def test_engine_id_is_checked(value):
     with pytest.raises(ValueError, match="engine_id"):
         make_engine(value)
 
 
-@pytest.mark.parametrize("value", [None, 5, {}, "model", AttentionGroup((0,), 2, 4)], ids=repr)
+@pytest.mark.parametrize("value", [None, 5, {}, "model", AttentionGroup((0,), 2, 4)], ids=label)
 def test_model_is_checked(value):
-    with pytest.raises((ValueError, TypeError), match="(?i)model"):
+    with pytest.raises((ValueError, TypeError), match=r"(?i)model"):
         EngineSpec("a", value, 4, "NHD")
 
 
 @pytest.mark.parametrize(
     "value",
-    [5, "01", (), ((0, 2),), ((0, 2), (2, 3)), ((0, 2), (3, 4)), ((0, 2), (1, 4)), ((2, 4), (0, 2))]
-    + [((0, 4), (4, 4)), ((1, 2), (2, 4)), ((0, 2), None), ((0, 2), (2, 4), (4, 6)), ((0.0, 2), (2, 4))]
-    + [((0, 2), (2, -4)), ((0, 2), (2, 2**70)), (0, 4)],
-    ids=repr,
+    [
+        5,
+        "01",
+        (),
+        ((0, 2),),
+        ((0, 2), (2, 3)),
+        ((0, 2), (3, 4)),
+        ((0, 2), (1, 4)),
+        ((2, 4), (0, 2)),
+        ((0, 4), (4, 4)),
+        ((1, 2), (2, 4)),
+        ((0, 2), None),
+        ((0, 2), (2, 4), (4, 6)),
+        ((0.0, 2), (2, 4)),
+        ((0, 2), (2, -4)),
+        ((0, 2), (2, 2**70)),
+        (0, 4),
+    ],
+    ids=label,
 )
 def test_pipeline_stages_are_checked(value):
     with pytest.raises(ValueError, match="pp_layers"):
@@ -274,10 +312,27 @@ def test_uneven_pipelines_state_their_layers():
 
 @pytest.mark.parametrize(
     "value",
-    [5, "01", (), ((0, 2),), ((0, 2), (2, 3)), ((0, 1), (2, 4)), ((0, 2), (2, 5)), ((0, 2), (2, 2), (2, 4))]
-    + [((0, 4), (3, 3)), ((2, 0), (0, 4)), ((-1, 2), (2, 4)), ((0, 2.0), (2, 4)), ((0, 2), None)]
-    + [(((0, 2), (2, 4)), None), (((0, 2),),), (((0, 2), (2, 3)),), ((0, 4),), ((0, 2), (2, 2**70))],
-    ids=repr,
+    [
+        5,
+        "01",
+        (),
+        ((0, 2),),
+        ((0, 2), (2, 3)),
+        ((0, 1), (2, 4)),
+        ((0, 2), (2, 5)),
+        ((0, 2), (2, 2), (2, 4)),
+        ((0, 4), (3, 3)),
+        ((2, 0), (0, 4)),
+        ((-1, 2), (2, 4)),
+        ((0, 2.0), (2, 4)),
+        ((0, 2), None),
+        (((0, 2), (2, 4)), None),
+        (((0, 2),),),
+        (((0, 2), (2, 3)),),
+        ((0, 4),),
+        ((0, 2), (2, 2**70)),
+    ],
+    ids=label,
 )
 def test_head_ranges_are_checked(value):
     with pytest.raises(ValueError, match="head_ranges"):
@@ -325,7 +380,7 @@ def test_block_sizes_are_multiples_of_what_divides_them():
     slots_of_four = attention_model(tokens_per_slot=4)
     with pytest.raises(ValueError, match="tokens_per_slot"):
         make_engine(model=slots_of_four, tokens=6)
-    with pytest.raises(ValueError, match="cp_interleave=2 .* tokens_per_slot=4"):
+    with pytest.raises(ValueError, match=r"cp_interleave=2 .* tokens_per_slot=4"):
         make_engine(model=slots_of_four, tokens=16, cp_size=2, cp_interleave=2)
     make_engine(model=slots_of_four, tokens=16, cp_size=2, cp_interleave=4)
 
@@ -334,133 +389,3 @@ def test_rank_counts_are_bounded():
     with pytest.raises(ValueError, match="ranks"):
         make_engine(tp_size=2**14, cp_size=2, tokens=2**20)
     assert make_engine(tp_size=2**14).num_ranks == 2**14
-
-
-@pytest.mark.parametrize("make", [hybrid_model, hybrid_engine])
-def test_specs_hash_and_compare_by_value(make):
-    one, other = make(), make()
-    assert one == other and hash(one) == hash(other) and len({one, other}) == 1
-    with pytest.raises(AttributeError):
-        one.name = "other"
-
-
-@pytest.mark.parametrize("as_given", [list, tuple, np.array, iter, set, dict.fromkeys], ids=repr)
-def test_layers_in_any_container_make_equal_specs(as_given):
-    """Either a container is refused or the spec is a value; what it holds is never a live object."""
-    try:
-        group = AttentionGroup(as_given([0, 1, 2]), 2, 4)
-    except (TypeError, ValueError):
-        return
-    assert group == AttentionGroup((0, 1, 2), 2, 4)
-    assert hash(group) == hash(AttentionGroup((0, 1, 2), 2, 4))
-    assert ModelSpec((group,)) == ModelSpec((AttentionGroup((0, 1, 2), 2, 4),))
-
-
-def test_lists_become_tuples_in_every_field():
-    model = ModelSpec([AttentionGroup([0, 1], 4, 8)])
-    engine = EngineSpec(
-        "a",
-        model,
-        [4],
-        ["NHD"],
-        tp_size=2,
-        pp_layers=[[0, 2]],
-        head_ranges=[[[0, 3], [1, 4]]],
-        null_block_id=[None],
-        physical_blocks_per_block=[1],
-        num_blocks=[9],
-    )
-    assert (engine.pp_layers, engine.head_ranges) == (((0, 2),), (((0, 3), (1, 4)),))
-    hash(engine)
-
-
-@pytest.mark.parametrize("codec", [msgspec.json, msgspec.msgpack], ids=["json", "msgpack"])
-@pytest.mark.parametrize("make", [hybrid_model, hybrid_engine])
-def test_specs_survive_a_message(make, codec):
-    spec = make()
-    copied = codec.decode(codec.encode(spec), type=type(spec))
-    assert copied == spec and hash(copied) == hash(spec)
-    model = getattr(copied, "model", copied)
-    assert [type(group) for group in model.groups] == [AttentionGroup, LatentGroup, StateGroup]
-
-
-@pytest.mark.parametrize("codec", [msgspec.json, msgspec.msgpack], ids=["json", "msgpack"])
-def test_an_engine_with_a_layout_object_survives_a_message(codec):
-    engine = make_engine(layout=Layout("HND"))
-    assert codec.decode(codec.encode(engine), type=EngineSpec).tensor_slots(0)[0].layout == "KBHND"
-
-
-def test_groups_are_tagged_in_messages():
-    encoded = msgspec.to_builtins(hybrid_model())
-    assert [group["type"] for group in encoded["groups"]] == ["attention", "latent", "state"]
-
-
-def test_messages_that_make_no_sense_are_refused():
-    good = msgspec.to_builtins(hybrid_engine())
-    for field, value in (("tp_size", 0), ("layout", "XYZ"), ("num_blocks", -1), ("model", {"groups": []})):
-        bad = msgspec.json.encode({**good, field: value})
-        with pytest.raises(msgspec.ValidationError):
-            msgspec.json.decode(bad, type=EngineSpec)
-
-
-@pytest.mark.parametrize(
-    "copied",
-    [copy.copy, copy.deepcopy, lambda spec: pickle.loads(pickle.dumps(spec)), msgspec.structs.replace],
-    ids=["copy", "deepcopy", "pickle", "replace"],
-)
-@pytest.mark.parametrize("make", [hybrid_model, hybrid_engine])
-def test_specs_survive_copying(make, copied):
-    spec = make()
-    other = copied(spec)
-    assert other == spec and hash(other) == hash(spec)
-    if isinstance(other, EngineSpec):
-        assert [slot.name for slot in other.tensor_slots(0)] == [s.name for s in spec.tensor_slots(0)]
-
-
-def test_copied_engines_pair_and_register():
-    engine = make_engine()
-    duplicate = copy.copy(engine)
-    assert Route(duplicate, engine).readers(0) == (0,)
-    KVCache(duplicate, 0, [np.zeros((1, 4, 2, 8), np.float16)])
-
-
-def test_replacing_a_field_checks_it():
-    assert len(msgspec.structs.replace(hybrid_engine(), tp_size=2).tensor_slots(1)) == 7
-    with pytest.raises(ValueError, match="tp_size"):
-        msgspec.structs.replace(hybrid_engine(), tp_size=0)
-    with pytest.raises(ValueError, match="num_kv_heads"):
-        msgspec.structs.replace(AttentionGroup((0,), 2, 4), num_kv_heads=0)
-
-
-def test_regroup_splits_groups_in_the_given_order():
-    model = ModelSpec((AttentionGroup(range(4), 2, 4), LatentGroup((4, 5), 8)), name="m")
-    regrouped = model.regroup([[5], (3, 1), range(0, 3, 2), [4]])
-    assert [group.layers for group in regrouped.groups] == [(5,), (3, 1), (0, 2), (4,)]
-    kinds = [LatentGroup, AttentionGroup, AttentionGroup, LatentGroup]
-    assert [type(group) for group in regrouped.groups] == kinds
-    assert regrouped.name == "m"
-
-
-@pytest.mark.parametrize(
-    ("lists", "words"),
-    [
-        ([[0, 1, 2, 3]], "4"),
-        ([[0, 1, 2, 3, 4], [5]], "one group"),
-        ([[0, 1], [1, 2, 3], [4, 5]], "one group"),
-        ([[0, 1, 2, 3], [4, 5], []], "one group"),
-        ([[0, 1, 2, 3], [4, 5], [6]], "one group"),
-        ([[0, 0, 1, 2, 3], [4, 5]], "twice"),
-        ([], "every layer"),
-    ],
-)
-def test_regroup_names_every_layer_once(lists, words):
-    model = ModelSpec((AttentionGroup(range(4), 2, 4), LatentGroup((4, 5), 8)))
-    with pytest.raises(ValueError, match=words):
-        model.regroup(lists)
-
-
-def test_regroup_tells_a_layers_attention_from_its_state():
-    state = StateGroup((0, 1), (StatePart("s", (4,), "int8"),))
-    model = ModelSpec((AttentionGroup((0, 1), 2, 4), state))
-    regrouped = model.regroup([[0], [1], [0, 1]])
-    assert [type(group) for group in regrouped.groups] == [AttentionGroup, AttentionGroup, StateGroup]

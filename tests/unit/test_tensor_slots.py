@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engines import attention_model, make_engine
+from engines import attention_model, label, make_engine
 
 from kvferry import AttentionGroup, EngineSpec, LatentGroup, ModelSpec, StateGroup, StatePart
 
@@ -137,7 +137,9 @@ def test_slots_come_in_group_order_with_layers_ascending():
         (2, (2,), BOTH),
         (2, (5,), BOTH),
     ]
-    assert [slot.layout for slot in engine.tensor_slots(0)] == ["BS"] * 6 + ["BND"] * 2 + ["KBNHD"] * 2
+    assert [slot.layout for slot in engine.tensor_slots(0)] == ["BS"] * 6 + ["BND"] * 2 + [
+        "KBNHD"
+    ] * 2
     names = [slot.name for slot in engine.tensor_slots(0)]
     assert len(set(names)) == len(names)
 
@@ -214,7 +216,9 @@ def test_stages_split_layer_indices_not_groups():
     ],
 )
 def test_slots_a_block(fields, tokens_per_slot, slots):
-    engine = make_engine("a", attention_model(tokens_per_slot=tokens_per_slot), 64, "BNHC", **fields)
+    engine = make_engine(
+        "a", attention_model(tokens_per_slot=tokens_per_slot), 64, "BNHC", **fields
+    )
     for rank in range(engine.num_ranks):
         assert engine.tensor_slots(rank)[0].shape(10) == (10, slots, 2, 8)
 
@@ -236,20 +240,22 @@ def test_whole_numbers_of_any_kind_are_counts():
     assert engine.tensor_slots(np.uint8(1))[0].shape(np.int64(3)) == (3, 4, 1, 8)
 
 
-@pytest.mark.parametrize("rank", [None, -1, 2, 1.0, "0", 2**63, 2**200, float("nan"), (0,)], ids=repr)
+@pytest.mark.parametrize(
+    "rank", [None, -1, 2, 1.0, "0", 2**63, 2**200, float("nan"), (0,)], ids=label
+)
 def test_ranks_are_checked(rank):
     with pytest.raises(ValueError, match="rank"):
         make_engine(tp_size=2).tensor_slots(rank)
 
 
-@pytest.mark.parametrize("blocks", [-1, 2**64, 2**200, -(2**70)], ids=repr)
+@pytest.mark.parametrize("blocks", [-1, 2**64, 2**200, -(2**70)], ids=label)
 def test_shapes_have_a_countable_number_of_blocks(blocks):
     with pytest.raises(ValueError, match="num_blocks"):
         make_engine().tensor_slots(0)[0].shape(blocks)
 
 
 def test_slots_too_large_to_address_are_refused():
-    with pytest.raises(ValueError, match="2\\^63"):
+    with pytest.raises(ValueError, match=r"2\^63"):
         make_engine("a", attention_model(heads=2**31, dim=2**31), 2**31).tensor_slots(0)
 
 

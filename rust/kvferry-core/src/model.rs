@@ -171,7 +171,7 @@ fn check_parts(parts: &[StatePart]) -> Result<()> {
 /// Checks that a dimension is at least `least` and small enough to multiply safely.
 pub(crate) fn in_bounds(field: &str, value: u64, least: u64) -> Result<()> {
     if value < least || value > MAX_DIMENSION {
-        fail!(Value, "{field}={value} is outside [{least}, {MAX_DIMENSION}]");
+        fail!(Value, "{field}: {value} is outside [{least}, {MAX_DIMENSION}]");
     }
     Ok(())
 }

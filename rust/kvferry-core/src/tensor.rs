@@ -177,6 +177,9 @@ fn checked_sizes(slot: &Slot, shape: &[i64]) -> Result<Vec<u64>> {
 /// Strides in memory order must each step over everything inside them, or elements would overlap.
 fn checked_strides(slot: &Slot, sizes: &[u64], strides: &[i64]) -> Result<Vec<u64>> {
     let mut checked = vec![0; sizes.len()];
+    if sizes.contains(&0) {
+        return Ok(checked); // no item, no step
+    }
     let mut inside_bytes = i128::from(slot.item_bytes);
     for index in (0..sizes.len()).rev() {
         let (axis, size, stride) = (slot.layout.axes()[index], sizes[index], strides[index]);

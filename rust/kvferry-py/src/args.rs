@@ -1,20 +1,30 @@
 //! Arguments: Python numbers, ranges and block-id lists as the core's plain values.
 
+use std::fmt::Display;
+
 use kvferry_core::Error;
 use kvferry_core::engine::PerGroup;
 use kvferry_core::interval::Interval;
-use numpy::{PyArrayLikeDyn, PyReadonlyArray1, TypeMustMatch};
-use pyo3::exceptions::PyValueError;
+use numpy::{PyArray1, PyArrayMethods};
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyRange, PyTuple};
+use pyo3::types::{PyInt, PyList, PyRange, PyTuple};
 
 use crate::errors::to_py;
+
+/// Bound on the ids of one list, so that none can exhaust memory: 2 GiB of them.
+const MAX_IDS: usize = 1 << 28;
+/// Bound on a value's text in a message.
+const MAX_SHOWN: usize = 120;
+/// What stands for a null block id that no 64-bit integer can hold; as a block id it is never valid.
+pub const FAR_NULL_BLOCK: i64 = i64::MIN;
 
 /// A number that is not negative, such as a count or a token position.
 pub fn natural(field: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     match value.extract::<i64>().map(u64::try_from) {
         Ok(Ok(number)) => Ok(number),
-        _ => Err(PyValueError::new_err(format!("{field}={} is not an integer in [0, 2^63)", shown(value)))),
+        Ok(Err(_)) => Err(wrong(field, value, "an integer in [0, 2^63)")),
+        Err(error) => Err(refused(error, value, || wrong(field, value, "an integer in [0, 2^63)"))),
     }
 }
 
@@ -23,11 +33,23 @@ pub fn index(field: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     natural(field, value).map(|number| usize::try_from(number).unwrap_or(usize::MAX))
 }
 
+/// The items of a sequence, where it is one; `what` says what it should be.
+pub fn items<'py>(
+    field: &str,
+    value: &Bound<'py, PyAny>,
+    what: &str,
+) -> PyResult<impl Iterator<Item = PyResult<Bound<'py, PyAny>>>> {
+    value.try_iter().map_err(|error| refused(error, value, || wrong(field, value, what)))
+}
+
 /// `(begin, end)`, whichever way round.
 pub fn interval(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Interval> {
-    let wrong = || PyValueError::new_err(format!("{field}={} is not a (start, end) pair", shown(value)));
-    let (begin, end) = value.extract::<(Bound<'_, PyAny>, Bound<'_, PyAny>)>().map_err(|_| wrong())?;
-    Ok(Interval::new(natural(field, &begin)?, natural(field, &end)?))
+    let what = "a (start, end) pair";
+    let ends = items(field, value, what)?.take(3).collect::<PyResult<Vec<_>>>()?;
+    match ends.as_slice() {
+        [begin, end] => Ok(Interval::new(natural(field, begin)?, natural(field, end)?)),
+        _ => Err(wrong(field, value, what)),
+    }
 }
 
 /// A value given once, or a tuple of one a group.
@@ -43,86 +65,140 @@ pub fn per_group<'py, T>(
 
 /// One first token for all groups, or a sequence of one a group.
 pub fn first_tokens(field: &str, value: &Bound<'_, PyAny>, groups: usize) -> PyResult<Vec<u64>> {
-    if value.extract::<i128>().is_ok() {
+    if value.try_iter().is_err() {
         return Ok(vec![natural(field, value)?; groups]);
     }
-    let Ok(each) = value.try_iter() else {
-        return Err(PyValueError::new_err(format!(
-            "{field}={} is neither an integer nor one a group",
-            shown(value)
-        )));
-    };
-    each.map(|value| natural(field, &value?)).collect()
+    // One more than there are groups is enough to see that the number is wrong.
+    items(field, value, "one integer a group")?
+        .take(groups + 1)
+        .map(|value| natural(field, &value?))
+        .collect()
 }
 
-/// Block ids, one list a group.
-pub fn block_lists(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<i64>>> {
-    let Ok(groups) = value.try_iter() else {
-        return Err(PyValueError::new_err(format!("{field} must hold one list of block ids a group")));
+/// Block ids, one list a group; `null_of` gives a group's null block id as the user wrote it.
+pub fn block_lists<'py>(
+    field: &str,
+    value: &Bound<'py, PyAny>,
+    groups: usize,
+    null_of: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Vec<Vec<i64>>> {
+    let lists = items(field, value, "one list of block ids a group")?;
+    let lists: Vec<_> = lists.take(groups + 1).collect::<PyResult<_>>()?;
+    if lists.len() != groups {
+        let held = if lists.len() > groups { "more".into() } else { lists.len().to_string() };
+        return Err(PyValueError::new_err(format!("{field} holds {held} lists for {groups} groups")));
+    }
+    let ids = |(group, ids): (usize, &Bound<'py, PyAny>)| {
+        IdReader { field: format!("{field}[{group}]"), null: null_of(group)? }.read(ids)
     };
-    groups.enumerate().map(|(group, ids)| block_ids(&format!("{field}[{group}]"), &ids?)).collect()
+    lists.iter().enumerate().map(ids).collect()
 }
 
-/// The ids of a list, tuple, range, or one-dimensional integer array.
-fn block_ids(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let is_plain = value.is_instance_of::<PyList>()
-        || value.is_instance_of::<PyTuple>()
-        || value.is_instance_of::<PyRange>();
-    if is_plain {
-        let mut ids = Vec::with_capacity(value.len()?);
+/// Reads one group's block ids.
+struct IdReader<'py> {
+    field: String,
+    null: Bound<'py, PyAny>,
+}
+
+impl IdReader<'_> {
+    /// The ids of a list, tuple, range, or one-dimensional integer array.
+    fn read(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        let is_plain = value.is_instance_of::<PyList>()
+            || value.is_instance_of::<PyTuple>()
+            || value.is_instance_of::<PyRange>();
+        if !is_plain {
+            return self.array_ids(value);
+        }
+        // A range may be longer than memory, and a subclass of list may say any length.
+        let too_many = || self.wrong(&format!("holds more than {MAX_IDS} ids"));
+        if value.len().map_or(true, |count| count > MAX_IDS) {
+            return Err(too_many());
+        }
+        let mut ids = Vec::new();
         for id in value.try_iter()? {
+            if ids.len() == MAX_IDS {
+                return Err(too_many());
+            }
             let id = id?;
-            ids.push(id.extract().map_err(|_| not_an_id(field, &id))?);
+            ids.push(match id.extract() {
+                Ok(id) => id,
+                Err(error) => self.far_id(error, &id)?,
+            });
         }
-        return Ok(ids);
+        Ok(ids)
     }
-    if let Ok(array) = value.extract::<PyReadonlyArray1<'_, i64>>() {
-        return Ok(array.as_array().iter().copied().collect());
-    }
-    array_ids(field, value)
-}
 
-/// The ids of anything that numpy takes for an integer array.
-fn array_ids(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
-    let wrong =
-        |why: &str| PyValueError::new_err(format!("{field} {why}; pass a list or array of block ids"));
-    let array =
-        value.py().import("numpy")?.call_method1("asarray", (value,)).map_err(|_| wrong("is no array"))?;
-    if array.getattr("ndim")?.extract::<usize>()? != 1 {
-        return Err(wrong("is not one-dimensional"));
-    }
-    if array.len()? == 0 {
-        return Ok(Vec::new());
-    }
-    let kind: String = array.getattr("dtype")?.getattr("kind")?.extract()?;
-    match kind.as_str() {
-        "i" => {
-            let ids = array.call_method1("astype", ("int64",))?;
-            let ids = ids.extract::<PyArrayLikeDyn<'_, i64, TypeMustMatch>>()?;
-            Ok(ids.as_array().iter().copied().collect())
+    /// The ids of anything that numpy takes for an integer array.
+    fn array_ids(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+        let numpy = value.py().import("numpy")?;
+        let array = numpy
+            .call_method1("asarray", (value,))
+            .map_err(|error| refused(error, value, || self.wrong("is no list of block ids")))?;
+        if array.getattr("ndim")?.extract::<usize>()? != 1 {
+            return Err(self.wrong("is not one-dimensional"));
         }
-        "u" => {
-            let ids = array.call_method1("astype", ("uint64",))?;
-            let ids = ids.extract::<PyArrayLikeDyn<'_, u64, TypeMustMatch>>()?;
-            let id = |id: &u64| i64::try_from(*id).map_err(|_| too_large(field, id));
-            ids.as_array().iter().map(id).collect()
+        if array.len()? == 0 {
+            return Ok(Vec::new());
         }
-        _ => Err(wrong("does not hold integers")),
+        if array.len()? > MAX_IDS {
+            return Err(self.wrong(&format!("holds more than {MAX_IDS} ids")));
+        }
+        // A field of a packed record is neither aligned nor evenly spaced; `require` copies such.
+        let plain = |dtype: &str| numpy.call_method1("require", (&array, dtype, ("C", "A")));
+        let kind: String = array.getattr("dtype")?.getattr("kind")?.extract()?;
+        match kind.as_str() {
+            "i" => {
+                let ids = plain("int64")?.cast_into::<PyArray1<i64>>()?;
+                Ok(ids.readonly().as_slice()?.to_vec())
+            }
+            "u" => {
+                let ids = plain("uint64")?.cast_into::<PyArray1<u64>>()?;
+                let id = |id: &u64| match i64::try_from(*id) {
+                    Ok(id) => Ok(id),
+                    Err(_) if self.null.eq(*id)? => Ok(FAR_NULL_BLOCK),
+                    Err(_) => Err(self.too_large(id)),
+                };
+                ids.readonly().as_slice()?.iter().map(id).collect()
+            }
+            _ => Err(self.wrong("does not hold integers")),
+        }
+    }
+
+    /// An id that is no 64-bit integer can only be the null block.
+    fn far_id(&self, error: PyErr, id: &Bound<'_, PyAny>) -> PyResult<i64> {
+        if id.is_instance_of::<PyInt>() {
+            return if self.null.eq(id)? { Ok(FAR_NULL_BLOCK) } else { Err(self.too_large(shown(id))) };
+        }
+        Err(refused(error, id, || self.wrong(&format!("holds {}, which is no block id", shown(id)))))
+    }
+
+    fn too_large(&self, id: impl Display) -> PyErr {
+        to_py(Error::BlockRange(format!("block id {id} in {} is outside [-2^63, 2^63)", self.field)))
+    }
+
+    fn wrong(&self, why: &str) -> PyErr {
+        PyValueError::new_err(format!("{} {why}; pass a list or array of block ids", self.field))
     }
 }
 
-fn not_an_id(field: &str, id: &Bound<'_, PyAny>) -> PyErr {
-    if id.extract::<i128>().is_ok() {
-        return too_large(field, shown(id));
-    }
-    PyValueError::new_err(format!("{field} holds {}, which is no block id", shown(id)))
+/// Turns an error that only says that a value is of the wrong kind into one that names it. Interrupts
+/// and exhausted memory are nobody's wrong value.
+pub fn refused(error: PyErr, value: &Bound<'_, PyAny>, named: impl FnOnce() -> PyErr) -> PyErr {
+    let py = value.py();
+    let is_refusal = error.is_instance_of::<pyo3::exceptions::PyException>(py);
+    if is_refusal && !error.is_instance_of::<PyMemoryError>(py) { named() } else { error }
 }
 
-fn too_large(field: &str, id: impl std::fmt::Display) -> PyErr {
-    to_py(Error::BlockRange(format!("block id {id} in {field} is outside [-2^63, 2^63)")))
+/// `field=value is not what it should be`.
+pub fn wrong(field: &str, value: &Bound<'_, PyAny>, what: &str) -> PyErr {
+    PyValueError::new_err(format!("{field}={} is not {what}", shown(value)))
 }
 
-/// A value as the user would write it.
+/// A value as the user would write it, if that is short.
 pub fn shown(value: &Bound<'_, PyAny>) -> String {
-    value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string())
+    let text = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+    match text.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text,
+    }
 }

@@ -1,5 +1,6 @@
 //! `KVCache`: one rank's registered tensors.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvferry_core::Error;
@@ -11,8 +12,8 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PySequence, PyString, PyTuple};
 
-use crate::args::{index, natural, per_group, shown};
-use crate::dlpack::{self, ManagedTensor};
+use crate::args::{index, items, natural, per_group, refused, shown, wrong};
+use crate::dlpack::{self, MAX_DIMENSIONS, ManagedTensor};
 use crate::engine::engine_of;
 use crate::errors::{OrRaise, to_py};
 
@@ -129,10 +130,10 @@ fn in_slot_order<'py>(
     tensors: &Bound<'py, PyAny>,
 ) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
     if let Ok(by_name) = tensors.cast::<PyMapping>() {
+        let known: HashSet<&str> = slots.iter().map(|slot| slot.name.as_str()).collect();
         for name in by_name.keys()? {
-            let known =
-                name.cast::<PyString>().is_ok_and(|name| slots.iter().any(|slot| name == slot.name.as_str()));
-            if !known {
+            let text = name.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
+            if !text.is_some_and(|name| known.contains(name)) {
                 return Err(to_py(Error::BlockRange(format!("there is no tensor slot {}", shown(&name)))));
             }
         }
@@ -200,16 +201,24 @@ impl End {
                 end.get_type()
             )));
         }
-        let id: String = end.getattr("engine_id")?.extract()?;
-        if id != engine.id {
+        let id = end.getattr("engine_id")?;
+        if !id.eq(&engine.id)? {
             return Err(PyValueError::new_err(format!(
-                "the description is of engine {id:?}, the route has {:?} there",
+                "the description is of engine {}, the route has {:?} there",
+                shown(&id),
                 engine.id
             )));
         }
         let rank = index("rank", &end.getattr("rank")?)?;
-        let tensors =
-            end.getattr("slots")?.try_iter()?.map(|slot| read_slot(&slot?)).collect::<PyResult<Vec<_>>>()?;
+        let slots = engine.slots(rank).or_raise()?;
+        let given = end.getattr("slots")?;
+        let given = items("slots", &given, "a tuple of SlotDescriptions")?.take(slots.len() + 1);
+        let given = given.collect::<PyResult<Vec<_>>>()?;
+        let tensors = given
+            .iter()
+            .enumerate()
+            .map(|(position, slot)| read_slot(slots.get(position).map(|slot| slot.name.as_str()), slot))
+            .collect::<PyResult<Vec<_>>>()?;
         let cache = RankCache::new(Arc::clone(engine), rank, &tensors, &[]).or_raise()?;
         Ok(Self { cache: Arc::new(cache), is_local: false })
     }
@@ -227,15 +236,44 @@ impl End {
     }
 }
 
-fn read_slot(slot: &Bound<'_, PyAny>) -> PyResult<RawTensor> {
-    let field = |name: &str| slot.getattr(name);
-    let (kind, index): (i32, i32) = field("device")?.extract()?;
+/// Reads one tensor of a description, which must be the slot that this engine has at its place.
+fn read_slot(expected: Option<&str>, slot: &Bound<'_, PyAny>) -> PyResult<RawTensor> {
+    let field = |name: &str| {
+        slot.getattr(name)
+            .map_err(|error| refused(error, slot, || wrong("slots", slot, "a tuple of SlotDescriptions")))
+    };
+    let name = field("name")?;
+    if expected.is_some_and(|expected| !name.eq(expected).unwrap_or(false)) {
+        return Err(to_py(Error::Layout(format!(
+            "the description has tensor {} where the engine has {:?}",
+            shown(&name),
+            expected.unwrap_or_default()
+        ))));
+    }
+    let integers = |field: &str, values: &Bound<'_, PyAny>| {
+        let integer = |value: Bound<'_, PyAny>| {
+            value.extract::<i64>().map_err(|error| {
+                refused(error, &value, || wrong(field, &value, "an integer in [-2^63, 2^63)"))
+            })
+        };
+        items(field, values, "a tuple of integers")?
+            .take(MAX_DIMENSIONS + 1)
+            .map(|value| integer(value?))
+            .collect::<PyResult<Vec<_>>>()
+    };
+    let device = field("device")?;
+    let (kind, index) = device.extract::<(i32, i32)>().map_err(|error| {
+        refused(error, &device, || wrong("device", &device, "a DLPack device type and index"))
+    })?;
+    let writable = field("writable")?;
     Ok(RawTensor {
         address: natural("address", &field("address")?)?,
-        shape: field("sizes")?.extract()?,
-        strides: field("strides")?.extract()?,
+        shape: integers("sizes", &field("sizes")?)?,
+        strides: integers("strides", &field("strides")?)?,
         item_bytes: natural("item_bytes", &field("item_bytes")?)?,
         device: Device { kind, index },
-        writable: field("writable")?.extract()?,
+        writable: writable
+            .extract()
+            .map_err(|error| refused(error, &writable, || wrong("writable", &writable, "a bool")))?,
     })
 }

@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCapsule};
 use pyo3::{ffi, intern};
 
-use crate::args::shown;
+use crate::args::{refused, shown};
 use crate::errors::to_py;
 
 const VERSIONED: (&CStr, &CStr) = (c"dltensor_versioned", c"used_dltensor_versioned");
@@ -27,7 +27,7 @@ const MAJOR_VERSION: u32 = 1;
 const FLAG_READ_ONLY: u64 = 1;
 const FLAG_IS_COPIED: u64 = 2;
 /// Bound on dimensions, so that a wild count is never walked; a layout has at most seven letters.
-const MAX_DIMENSIONS: i32 = 64;
+pub const MAX_DIMENSIONS: usize = 64;
 
 #[repr(C)]
 pub struct DLDataType {
@@ -140,9 +140,14 @@ fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
             shown(object)
         )));
     };
-    let refused = |error: PyErr| layout_error(name, &format!("cannot be exported: {}", error.value(py)));
-    let device = device.call0().map_err(refused)?;
-    let (kind, index) = (device.get_item(0)?.extract()?, device.get_item(1)?.extract()?);
+    let not_exported = |error: PyErr| not_exported(name, object, error);
+    let device = device.call0().map_err(not_exported)?;
+    let Ok((kind, index)) = device.extract::<(i32, i32)>() else {
+        return Err(layout_error(
+            name,
+            &format!("says that it is on {}, which is no DLPack device", shown(&device)),
+        ));
+    };
     let device = Device { kind, index };
     if device.is_host() {
         return Ok(());
@@ -156,18 +161,25 @@ fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
 /// Asks for a versioned capsule, and for an unversioned one where the producer knows no versions.
 fn capsule<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
-    let export = object.getattr(intern!(py, "__dlpack__"))?;
+    let Ok(export) = object.getattr(intern!(py, "__dlpack__")) else {
+        return Err(speaks_no_dlpack(name, object));
+    };
     let versioned = [("max_version", (MAJOR_VERSION, 0))].into_py_dict(py)?;
     let exported = export
         .call((), Some(&versioned))
         .or_else(|error| if error.is_instance_of::<PyTypeError>(py) { export.call0() } else { Err(error) });
-    match exported {
-        Ok(capsule) => Ok(capsule.cast_into::<PyCapsule>()?),
-        Err(error) if error.is_instance_of::<pyo3::exceptions::PyException>(py) => {
-            Err(layout_error(name, &format!("cannot be exported: {}", error.value(py))))
-        }
-        Err(interrupt) => Err(interrupt),
-    }
+    let capsule = exported.map_err(|error| not_exported(name, object, error))?;
+    capsule.cast_into().map_err(|_| layout_error(name, "was exported as something that is no capsule"))
+}
+
+fn speaks_no_dlpack(name: &str, object: &Bound<'_, PyAny>) -> PyErr {
+    PyTypeError::new_err(format!("tensor {name:?} does not speak DLPack: {}", shown(object)))
+}
+
+/// The producer's own reason, such as that a tensor requires gradients, with the tensor's name.
+fn not_exported(name: &str, object: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let reason = error.value(object.py()).to_string();
+    refused(error, object, || layout_error(name, &format!("cannot be exported: {reason}")))
 }
 
 /// Becomes the owner of what an unconsumed capsule holds.
@@ -240,9 +252,12 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
         Some(strides) => strides,
         None => compact_strides(&shape)?,
     };
-    let in_bytes = |stride: &i64| stride.checked_mul(item_bytes.cast_signed());
-    let strides =
-        strides.iter().map(in_bytes).collect::<Option<_>>().ok_or("has a stride beyond 2^63 bytes")?;
+    // Nothing steps along an axis of one item, so its stride may be anything.
+    let in_bytes = |(size, stride): (&i64, &i64)| {
+        if *size <= 1 { Some(0) } else { stride.checked_mul(item_bytes.cast_signed()) }
+    };
+    let strides: Option<Vec<i64>> = shape.iter().zip(&strides).map(in_bytes).collect();
+    let strides = strides.ok_or("has a stride beyond 2^63 bytes")?;
     let first = tensor.data.expose_provenance() as u64;
     if first == 0 && !shape.contains(&0) {
         return Err("has no memory".to_owned());
@@ -258,7 +273,7 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
 /// Copies an array of one number a dimension; `None` for a null pointer.
 fn extents(numbers: *const i64, dimensions: i32) -> Result<Option<Vec<i64>>, String> {
     let count = match usize::try_from(dimensions) {
-        Ok(count) if dimensions <= MAX_DIMENSIONS => count,
+        Ok(count) if count <= MAX_DIMENSIONS => count,
         _ => return Err(format!("has {dimensions} dimensions")),
     };
     if count == 0 {

@@ -10,9 +10,9 @@ use kvferry_core::model::{self, Attention, Group, GroupKind, Latent, StatePart};
 use kvferry_core::slot::Slot;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::{PyInt, PyString, PyTuple};
 
-use crate::args::{index, interval, natural, per_group, shown};
+use crate::args::{FAR_NULL_BLOCK, index, interval, natural, per_group, refused, shown, wrong};
 use crate::errors::OrRaise;
 
 /// The canonical axis letters of a layout string.
@@ -57,7 +57,7 @@ impl Engine {
 
 /// Reads the core's engine out of a Python `EngineSpec`.
 pub fn engine_of(spec: &Bound<'_, PyAny>) -> PyResult<Arc<engine::Engine>> {
-    let core = spec.getattr("_core").ok().and_then(|core| core.cast_into::<Engine>().ok());
+    let core = spec.getattr("_checked").ok().and_then(|core| core.cast_into::<Engine>().ok());
     match core {
         Some(core) => Ok(Arc::clone(&core.get().inner)),
         None => Err(PyTypeError::new_err(format!("expected an EngineSpec, got {}", shown(spec)))),
@@ -126,9 +126,9 @@ impl TensorSlot {
     /// >>> engine = EngineSpec("a", model, tokens_per_block=16, layout="BHNC", tp_size=2)
     /// >>> engine.tensor_slots(0)[0].shape(num_blocks=1000)
     /// (1000, 4, 16, 256)
-    fn shape<'py>(&self, py: Python<'py>, num_blocks: u64) -> PyResult<Bound<'py, PyTuple>> {
+    fn shape<'py>(&self, py: Python<'py>, num_blocks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         let mut sizes = self.inner.sizes.clone();
-        sizes[self.inner.block_axis()] = num_blocks;
+        sizes[self.inner.block_axis()] = natural("num_blocks", num_blocks)?;
         PyTuple::new(py, sizes)
     }
 
@@ -168,16 +168,19 @@ fn read_head_ranges(value: &Bound<'_, PyAny>) -> PyResult<PerGroup<Option<Vec<In
     if value.is_none() {
         return Ok(PerGroup::Same(None));
     }
-    let is_one_split =
-        value.try_iter()?.all(|entry| entry.is_ok_and(|entry| entry.extract::<(i128, i128)>().is_ok()));
-    if is_one_split {
+    let entries = tuple("head_ranges", value, "a tuple of (start, end)")?;
+    let is_split = |entry: &Bound<'_, PyAny>| entry.get_item(0).is_ok_and(|end| end.try_iter().is_err());
+    if entries.iter().all(|entry| is_split(&entry)) {
         return Ok(PerGroup::Same(Some(intervals("head_ranges", value)?)));
     }
     per_group(value, |split| optional(split, |split| intervals("head_ranges", split)))
 }
 
 fn read_groups(model: &Bound<'_, PyAny>) -> PyResult<Vec<Group>> {
-    model.getattr("groups")?.try_iter()?.map(|group| read_group(&group?)).collect()
+    let Ok(groups) = model.getattr("groups") else {
+        return Err(wrong("model", model, "a ModelSpec"));
+    };
+    tuple("groups", &groups, "a tuple of groups")?.iter().map(|group| read_group(&group)).collect()
 }
 
 fn read_group(group: &Bound<'_, PyAny>) -> PyResult<Group> {
@@ -201,17 +204,19 @@ fn read_group(group: &Bound<'_, PyAny>) -> PyResult<Group> {
             tokens_per_slot: number("tokens_per_slot")?,
         })
     } else if group.hasattr("parts")? {
-        GroupKind::State(field("parts")?.try_iter()?.map(|part| read_part(&part?)).collect::<PyResult<_>>()?)
+        let parts = field("parts")?;
+        let parts = tuple("parts", &parts, "a tuple of StateParts")?.iter();
+        GroupKind::State(parts.map(|part| read_part(&part)).collect::<PyResult<_>>()?)
     } else {
-        return Err(PyTypeError::new_err(format!(
-            "expected an AttentionGroup, LatentGroup or StateGroup, got {}",
-            shown(group)
-        )));
+        return Err(wrong("groups", group, "an AttentionGroup, LatentGroup or StateGroup"));
     };
     Group::new(naturals("layers", &field("layers")?)?, kind).or_raise()
 }
 
 fn read_part(part: &Bound<'_, PyAny>) -> PyResult<StatePart> {
+    if !part.hasattr("shard_axis")? {
+        return Err(wrong("parts", part, "a StatePart"));
+    }
     let field = |name: &str| part.getattr(name);
     let shape = naturals("shape", &field("shape")?)?;
     let units = optional(&field("shard_units")?, |value| natural("shard_units", value))?;
@@ -232,10 +237,13 @@ fn sliding_window(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     natural("sliding_window", value).map(Some)
 }
 
+/// Any integer; one that is no 64-bit number is known by its stand-in.
 fn null_block_id(value: &Bound<'_, PyAny>) -> PyResult<i64> {
-    value
-        .extract()
-        .map_err(|_| PyValueError::new_err(format!("null_block_id={} is not an integer", shown(value))))
+    match value.extract() {
+        Ok(id) => Ok(id),
+        Err(_) if value.is_instance_of::<PyInt>() => Ok(FAR_NULL_BLOCK),
+        Err(error) => Err(refused(error, value, || wrong("null_block_id", value, "an integer"))),
+    }
 }
 
 fn optional<'py, T>(
@@ -248,23 +256,23 @@ fn optional<'py, T>(
 fn text(field: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     match value.cast::<PyString>() {
         Ok(text) => Ok(text.to_str()?.to_owned()),
-        Err(_) => Err(PyValueError::new_err(format!("{field}={} is not a string", shown(value)))),
+        Err(_) => Err(wrong(field, value, "a string")),
     }
 }
 
+/// Specs keep tuples, so that they stay what was checked.
+fn tuple<'a, 'py>(
+    field: &str,
+    value: &'a Bound<'py, PyAny>,
+    what: &str,
+) -> PyResult<&'a Bound<'py, PyTuple>> {
+    value.cast().map_err(|_| wrong(field, value, what))
+}
+
 fn naturals(field: &str, values: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    let Ok(values) = values.try_iter() else {
-        return Err(PyValueError::new_err(format!("{field}={} is not a tuple of integers", shown(values))));
-    };
-    values.map(|value| natural(field, &value?)).collect()
+    tuple(field, values, "a tuple of integers")?.iter().map(|value| natural(field, &value)).collect()
 }
 
 fn intervals(field: &str, values: &Bound<'_, PyAny>) -> PyResult<Vec<Interval>> {
-    let Ok(values) = values.try_iter() else {
-        return Err(PyValueError::new_err(format!(
-            "{field}={} is not a tuple of (start, end)",
-            shown(values)
-        )));
-    };
-    values.map(|value| interval(field, &value?)).collect()
+    tuple(field, values, "a tuple of (start, end)")?.iter().map(|value| interval(field, &value)).collect()
 }

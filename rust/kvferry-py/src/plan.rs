@@ -143,7 +143,7 @@ impl Plan {
         py: Python<'_>,
         sources: &Bound<'_, PyAny>,
         targets: &Bound<'_, PyAny>,
-        stream: Option<&Bound<'_, PyAny>>,
+        stream: Option<usize>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = stream;

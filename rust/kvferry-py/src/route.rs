@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use kvferry_core::plan;
 use kvferry_core::plan::RequestBlocks;
-use kvferry_core::route;
-use pyo3::exceptions::PyValueError;
+use kvferry_core::route::{self, Side};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -128,10 +127,9 @@ impl Route {
         target_first_token: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Plan> {
         let target_rank = index("target_rank", target_rank)?;
-        let groups = self.inner.source().groups.len();
-        let source = request_blocks("source", groups, source_blocks, source_first_token)?;
-        let groups = self.inner.target().groups.len();
-        let target = request_blocks("target", groups, target_blocks, target_first_token)?;
+        let request = |side, blocks, first_token| self.request_blocks(py, side, blocks, first_token);
+        let source = request(Side::Source, source_blocks, source_first_token)?;
+        let target = request(Side::Target, target_blocks, target_first_token)?;
         let tokens = interval("tokens", tokens)?;
         let route = Arc::clone(&self.inner);
         let inner = py.detach(|| plan::Plan::new(route, target_rank, &source, &target, tokens)).or_raise()?;
@@ -143,22 +141,29 @@ impl Route {
     }
 }
 
-fn request_blocks(
-    side: &str,
-    groups: usize,
-    blocks: &Bound<'_, PyAny>,
-    first_token: Option<&Bound<'_, PyAny>>,
-) -> PyResult<RequestBlocks> {
-    let ids = block_lists(&format!("{side}_blocks"), blocks)?;
-    let first_tokens = match first_token {
-        Some(first) => first_tokens(&format!("{side}_first_token"), first, groups)?,
-        None => vec![0; groups],
-    };
-    if ids.len() != groups {
-        return Err(PyValueError::new_err(format!(
-            "{side}_blocks holds {} lists, the {side}'s model has {groups} groups",
-            ids.len()
-        )));
+impl Route {
+    fn request_blocks(
+        &self,
+        py: Python<'_>,
+        side: Side,
+        blocks: &Bound<'_, PyAny>,
+        first_token: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<RequestBlocks> {
+        let groups = side.engine(&self.inner).groups.len();
+        let spec = match side {
+            Side::Source => self.source.bind(py),
+            Side::Target => self.target.bind(py),
+        };
+        let null_blocks = spec.getattr("null_block_id")?;
+        let null_of = |group: usize| match null_blocks.cast::<PyTuple>() {
+            Ok(each) => each.get_item(group),
+            Err(_) => Ok(null_blocks.clone()),
+        };
+        let ids = block_lists(&format!("{side}_blocks"), blocks, groups, null_of)?;
+        let first_tokens = match first_token {
+            Some(first) => first_tokens(&format!("{side}_first_token"), first, groups)?,
+            None => vec![0; groups],
+        };
+        Ok(RequestBlocks { ids, first_tokens })
     }
-    Ok(RequestBlocks { ids, first_tokens })
 }

@@ -87,7 +87,9 @@ class Producer:
         self._device = device if stated_device is None else stated_device
         self.memory = (ctypes.c_uint8 * (1 << 14))()
         self._shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
-        self._strides = None if strides is None else (ctypes.c_int64 * max(1, len(strides)))(*strides)
+        self._strides = (
+            None if strides is None else (ctypes.c_int64 * max(1, len(strides)))(*strides)
+        )
         self._deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._delete)
         tensor = _Tensor(
             data=None if null_data else ctypes.addressof(self.memory),
