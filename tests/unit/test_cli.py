@@ -12,7 +12,7 @@ MODELS = Path(__file__).parents[1] / "data/models"
 
 @pytest.fixture
 def tiny(tmp_path):
-    """A two-layer model, so that the whole demo takes moments."""
+    """Write the config of a two-layer model, so that the whole demo takes moments."""
     config = {
         "num_hidden_layers": 2,
         "hidden_size": 96,
@@ -25,16 +25,7 @@ def tiny(tmp_path):
 
 
 def test_every_rank_is_exact(tiny, capsys):
-    options = [
-        "--tokens",
-        "100",
-        "--source-tp",
-        "3",
-        "--source-block",
-        "24",
-        "--target-layout",
-        "BHNC",
-    ]
+    options = ["--tokens=100", "--source-tp=3", "--source-block=24", "--target-layout=BHNC"]
     assert main(["demo", "--model", str(tiny), *options]) == 0
     printed = capsys.readouterr().out
     assert "tiny: 2 layers; 100 tokens" in printed
