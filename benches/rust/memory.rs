@@ -87,14 +87,14 @@ impl Case {
             .iter()
             .map(|fragment| step(fragment.source_offset, fragment.target_offset, fragment.length))
             .collect();
-        let pieces = plan.pieces(0);
-        let block_bytes = TOTAL_BYTES / pieces.len() as u64;
+        let stretches = plan.stretches(0);
+        let block_bytes = TOTAL_BYTES / stretches.len() as u64;
         let is_whole = schedule.loops[0].strided.run_bytes == block_bytes;
-        let by_token = pieces
+        let by_token = stretches
             .iter()
             .filter(|_| is_whole)
-            .map(|piece| {
-                step(piece.source_block * block_bytes, piece.target_block * block_bytes, block_bytes)
+            .map(|stretch| {
+                step(stretch.source_block * block_bytes, stretch.target_block * block_bytes, block_bytes)
             })
             .collect();
         let case = Self { name, schedule, source: source_cache, target: target_cache, by_token, by_target };

@@ -47,7 +47,7 @@ fn planning(criterion: &mut Criterion) {
         let request = request("HND", tokens);
         let plan = request.plan();
         let (source, target) = (unbacked(&plan, Side::Source), unbacked(&plan, Side::Target));
-        group.throughput(Throughput::Elements(plan.pieces(0).len() as u64));
+        group.throughput(Throughput::Elements(plan.stretches(0).len() as u64));
         group.bench_function(BenchmarkId::new("new", tokens), |bencher| bencher.iter(|| request.plan()));
         group.bench_function(BenchmarkId::new("bind", tokens), |bencher| {
             bencher.iter(|| bind(&plan, &source, &target).expect("blocks inside the tensors"));

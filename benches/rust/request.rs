@@ -7,7 +7,7 @@ use kvferry_core::engine::{Engine, EngineFields, PerGroup};
 use kvferry_core::interval::Interval;
 use kvferry_core::model::{Attention, Group, GroupKind};
 use kvferry_core::plan::{Plan, RequestBlocks};
-use kvferry_core::route::Route;
+use kvferry_core::route::{Route, Side};
 
 /// What is varied of an engine: the rest is Llama 3.1's, 8 KV heads of 128 bfloat16 elements.
 #[derive(Clone, Copy)]
@@ -79,7 +79,8 @@ impl Request {
     /// What target rank 0 reads.
     pub fn plan(&self) -> Plan {
         let tokens = Interval::new(0, self.tokens);
-        Plan::new(Arc::clone(&self.route), 0, &self.source, &self.target, tokens).expect("a valid request")
+        Plan::new(Arc::clone(&self.route), (Side::Target, 0), &self.source, &self.target, tokens)
+            .expect("a valid request")
     }
 }
 

@@ -7,7 +7,7 @@ request (`Route.plan`), and copy it or hand its descriptors to a transport (`Pla
 from kvferry import errors
 from kvferry.cache import KVCache, RankDescription, SlotDescription
 from kvferry.layout import Layout
-from kvferry.plan import Descriptors, Explanation, Plan, Route
+from kvferry.plan import Descriptors, Explanation, Loops, Plan, Route
 from kvferry.specs import (
     AttentionGroup,
     EngineSpec,
@@ -25,6 +25,7 @@ __all__ = [
     "KVCache",
     "LatentGroup",
     "Layout",
+    "Loops",
     "ModelSpec",
     "Plan",
     "RankDescription",

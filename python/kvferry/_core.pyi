@@ -14,6 +14,7 @@ __all__ = [
     "Descriptors",
     "Engine",
     "KVCache",
+    "Loops",
     "Plan",
     "Route",
     "TensorSlot",
@@ -83,6 +84,16 @@ class Route:
         source_first_token: int | Sequence[int] | None = None,
         target_first_token: int | Sequence[int] | None = None,
     ) -> Plan: ...
+    def plan_push(
+        self,
+        source_rank: SupportsIndex,
+        source_blocks: Sequence[Any],
+        target_blocks: Sequence[Any],
+        tokens: tuple[int, int],
+        *,
+        source_first_token: int | Sequence[int] | None = None,
+        target_first_token: int | Sequence[int] | None = None,
+    ) -> Plan: ...
 
 @final
 class Plan:
@@ -99,6 +110,9 @@ class Plan:
     def descriptors(
         self, source: KVCache | RankDescription, target: KVCache | RankDescription
     ) -> Descriptors: ...
+    def loops(
+        self, source: KVCache | RankDescription, target: KVCache | RankDescription
+    ) -> Loops: ...
     def copy(
         self,
         sources: KVCache | Sequence[KVCache],
@@ -131,4 +145,34 @@ class Descriptors:
     def min_bytes(self) -> int: ...
     @property
     def mean_bytes(self) -> float: ...
+    def __len__(self) -> int: ...
+
+@final
+class Loops:
+    @property
+    def source_tensor(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def source_offset(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def target_tensor(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def target_offset(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def run_bytes(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def counts(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def source_strides(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def target_strides(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def table_begin(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def table_end(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def source_table(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def target_table(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def total_bytes(self) -> int: ...
     def __len__(self) -> int: ...

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry._core import Descriptors, Plan, Route
+from kvferry._core import Descriptors, Loops, Plan, Route
 
 __all__ = [
     "Descriptors",
     "Explanation",
     "GroupExplanation",
+    "Loops",
     "PairExplanation",
     "Plan",
     "Route",
@@ -23,19 +24,23 @@ class GroupExplanation(msgspec.Struct, frozen=True):
     ----------
     source_group, target_group
         Indices of the groups in either side's model.
+    kind
+        ``"attention"``, ``"latent"`` or ``"state"``.
     num_layers
         Layers in both.
     num_tokens
-        Tokens that are due: not held already, not in a null block, inside the window.
-    num_pieces
-        Pieces into which the block boundaries of both sides cut these tokens.
+        Tokens that are due: not held already, not in a null block, inside the window. A state
+        that moves counts as one.
+    num_stretches
+        Stretches into which the block boundaries of both sides cut these tokens.
     """
 
     source_group: int
     target_group: int
+    kind: str
     num_layers: int
     num_tokens: int
-    num_pieces: int
+    num_stretches: int
 
 
 class PairExplanation(msgspec.Struct, frozen=True):
@@ -76,8 +81,9 @@ class Explanation(msgspec.Struct, frozen=True):
     ----------
     source, target
         Engine ids.
-    target_rank
-        The rank that the plan is for.
+    end, rank
+        The rank that the plan is for, and whether it is a ``"target"`` that reads or a
+        ``"source"`` that sends.
     groups
         One entry a pair of groups with layers in common.
     pairs
@@ -88,7 +94,8 @@ class Explanation(msgspec.Struct, frozen=True):
 
     source: str
     target: str
-    target_rank: int
+    end: str
+    rank: int
     groups: tuple[GroupExplanation, ...]
     pairs: tuple[PairExplanation, ...]
     notify_only: tuple[int, ...]
@@ -105,10 +112,14 @@ class Explanation(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         total = f"{_size(self.num_bytes)} in {self.num_fragments:,} fragments"
-        lines = [f"rank {self.target_rank} of {self.target!r} reads {total} from {self.source!r}"]
+        if self.end == "target":
+            lines = [f"rank {self.rank} of {self.target!r} reads {total} from {self.source!r}"]
+        else:
+            lines = [f"rank {self.rank} of {self.source!r} sends {total} to {self.target!r}"]
         lines += [
-            f"  group {group.source_group} -> {group.target_group}: {group.num_layers} layers, "
-            f"{group.num_tokens:,} tokens due in {group.num_pieces:,} pieces of blocks"
+            f"  group {group.source_group} -> {group.target_group} ({group.kind}): "
+            f"{group.num_layers} layers, {group.num_tokens:,} tokens due "
+            f"in {group.num_stretches:,} stretches of blocks"
             for group in self.groups
         ]
         lines += [

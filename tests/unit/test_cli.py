@@ -67,7 +67,7 @@ def test_layers_are_cut_to_fit_and_said_so(tiny, capsys):
         (["--tokens", "0"], "--tokens 0"),
         (["--max-gib", "0.0000001"], "one layer takes"),
         (["--target-tp", "0"], "tp_size=0"),
-        (["--model", str(MODELS / "deepseek-v3.json")], "latent groups are not supported yet"),
+        (["--model", str(MODELS / "deepseek-v3.json")], "attention groups only"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_code_2(tiny, options, message, capsys):

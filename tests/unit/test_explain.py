@@ -35,7 +35,7 @@ def test_explain_says_what_moves_and_how():
             assert (pair.min_bytes, pair.max_bytes, pair.mean_bytes) == (16, 16, 16)
             assert pair.num_bytes == 3 * 7 * 16
         (group,) = explained.groups
-        assert (group.num_layers, group.num_tokens, group.num_pieces) == (3, 7, 2)
+        assert (group.num_layers, group.num_tokens, group.num_stretches) == (3, 7, 2)
         printed = str(explained)
         assert all(
             word in printed for word in ("source", "target", "3 layers", "7 tokens", "42 fragments")

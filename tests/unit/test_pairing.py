@@ -13,8 +13,6 @@ from kvferry import (
     LatentGroup,
     ModelSpec,
     Route,
-    StateGroup,
-    StatePart,
 )
 from kvferry.errors import IncompatibleEnginesError, KVFerryError, TopologyError
 
@@ -103,26 +101,6 @@ def test_layers_are_matched_by_index_across_groups():
         np.testing.assert_array_equal(written[place][target_block], read[origin][source_block])
     groups = [(g.source_group, g.target_group, g.num_layers) for g in plan.explain().groups]
     assert groups == [(0, 0, 1), (2, 0, 1), (0, 1, 1), (1, 1, 1)]
-
-
-def state_model():
-    attention = AttentionGroup((0,), **SPLIT)
-    return ModelSpec((attention, StateGroup((1,), (StatePart("s", (4,), "int8"),))))
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda name: make_engine(name, ModelSpec((LatentGroup((0,), 8),))), "latent"),
-        (lambda name: make_engine(name, state_model()), "state"),
-        (lambda name: make_engine(name, attention_model(layers=2), pp_size=2), "pp_size"),
-        (lambda name: make_engine(name, cp_size=2), "cp_size"),
-        (lambda name: make_engine(name, physical_blocks_per_block=2), "physical_blocks_per_block"),
-    ],
-)
-def test_what_is_not_planned_yet_says_so(make, words):
-    with pytest.raises(NotImplementedError, match=rf"{words}.*(one|other)"):
-        Route(make("one"), make("other"))
 
 
 @pytest.mark.parametrize("wrong", [None, 5, "engine", attention_model()], ids=label)

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use crate::blocks::Piece;
 use crate::cache::{Placement, Placements, RankCache};
 use crate::error::{Result, fail};
+use crate::pieces::{Piece, Place, Shape};
 use crate::plan::Plan;
-use crate::route::{GroupPair, Side, Transfer};
+use crate::route::{Side, Transfer};
 use crate::strided::{BlockTable, CopyLoop, Dim, Strided, fold};
 
 /// Everything that one rank pair of a plan moves.
@@ -30,12 +30,12 @@ pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Sched
     let moves = |transfer: &&Transfer| (transfer.source_rank, transfer.target_rank) == ends;
     for transfer in plan.transfers().iter().filter(moves) {
         let pair = &plan.route().pairs()[transfer.pair];
-        for &layer in &pair.layers {
-            for (plane, &row_bytes) in pair.row_bytes.iter().enumerate() {
+        for &layer in &pair.layers[transfer.layers.clone()] {
+            for plane in pair.facets[transfer.facet].planes.clone() {
                 let from = source_places.find(pair.source_group, layer, plane);
                 let to = target_places.find(pair.target_group, layer, plane);
                 if let (Some(from), Some(to)) = (from, to) {
-                    binder.loops(transfer, row_bytes, from, to, &mut loops)?;
+                    binder.loops(transfer, from, to, &mut loops)?;
                 }
             }
         }
@@ -72,56 +72,61 @@ fn check_side(plan: &Plan, side: Side, cache: &RankCache) -> Result<()> {
     Ok(())
 }
 
-/// Strides that decide a table: block and slot, source and target.
-type TableKey = (usize, [u64; 4]);
+/// What decides a table's slices: the pieces, and block and slot strides of source and target.
+type TableKey = ((usize, u64, u64), [u64; 4]);
 
 struct Binder<'a> {
     plan: &'a Plan,
     source: &'a RankCache,
     target: &'a RankCache,
-    /// Table slices that exist already, each with the slots of its pieces.
-    tables: HashMap<TableKey, Vec<(u64, Range<usize>)>>,
+    /// Table slices that exist already, each with the shape of its pieces.
+    tables: HashMap<TableKey, Vec<(Shape, Range<usize>)>>,
     table: BlockTable,
 }
 
 impl Binder<'_> {
-    /// One loop for every length of piece.
+    /// The loops of one plane of one layer: at least one for every shape of piece.
     fn loops(
         &mut self,
         transfer: &Transfer,
-        row_bytes: u64,
-        from: Placement,
-        to: Placement,
+        from: &Placement,
+        to: &Placement,
         loops: &mut Vec<CopyLoop>,
     ) -> Result<()> {
         self.check_blocks(transfer.pair, from, to)?;
-        let heads = Dim {
-            count: transfer.units.len(),
-            source_stride: from.head_stride,
-            target_stride: to.head_stride,
-        };
-        for (slots, entries) in self.slices(transfer.pair, from, to) {
-            let slots = Dim { count: slots, source_stride: from.slot_stride, target_stride: to.slot_stride };
-            let strided = Strided::new(row_bytes, [heads, slots]).expect("two dimensions fit");
-            loops.push(CopyLoop {
-                source_tensor: from.tensor,
-                target_tensor: to.tensor,
-                source_offset: from.offset + (transfer.units.begin - from.first_head) * from.head_stride,
-                target_offset: to.offset + (transfer.units.begin - to.first_head) * to.head_stride,
-                strided,
-                entries,
-            });
+        let (first, count) = (transfer.units.begin, transfer.units.len());
+        let source_offset = from.offset + (first - from.units.first) * from.units.stride;
+        let target_offset = to.offset + (first - to.units.first) * to.units.stride;
+        let units = dim(count, from.units.stride, to.units.stride);
+        let inside = from.units.inside.iter().zip(&to.units.inside);
+        let inside = inside.map(|((count, source), (_, target))| dim(*count, *source, *target));
+        for (shape, entries) in self.slices(transfer, from, to) {
+            let slots = dim(shape.slots, from.slot_stride, to.slot_stride);
+            let repeats =
+                dim(shape.repeats, shape.source_step * from.slot_stride, shape.target_step * to.slot_stride);
+            let dims: Vec<Dim> = [repeats, slots, units].into_iter().chain(inside.clone()).collect();
+            for (source, target, strided) in Strided::fitting(from.units.run_bytes, dims) {
+                loops.push(CopyLoop {
+                    source_tensor: from.tensor,
+                    target_tensor: to.tensor,
+                    source_offset: source_offset + source,
+                    target_offset: target_offset + target,
+                    strided,
+                    entries: entries.clone(),
+                });
+            }
         }
         Ok(())
     }
 
     /// Every block that is moved must exist in the tensors.
-    fn check_blocks(&self, pair: usize, from: Placement, to: Placement) -> Result<()> {
-        let group_pair: &GroupPair = &self.plan.route().pairs()[pair];
+    fn check_blocks(&self, pair: usize, from: &Placement, to: &Placement) -> Result<()> {
+        let group_pair = &self.plan.route().pairs()[pair];
         let sides =
             [(Side::Source, self.source.blocks(from.tensor)), (Side::Target, self.target.blocks(to.tensor))];
-        for (side, blocks) in sides {
+        for ((side, tensor_blocks), paging) in sides.into_iter().zip(&group_pair.paging) {
             let highest = self.plan.highest_block(side, pair);
+            let blocks = tensor_blocks / paging.physical_blocks;
             if highest >= blocks {
                 fail!(
                     BlockRange,
@@ -134,30 +139,52 @@ impl Binder<'_> {
         Ok(())
     }
 
-    /// Table slices of a group pair for these strides, one a length of piece, in target order.
-    fn slices(&mut self, pair: usize, from: Placement, to: Placement) -> Vec<(u64, Range<usize>)> {
+    /// Table slices of a transfer for these strides, one a shape of piece, in target order.
+    fn slices(
+        &mut self,
+        transfer: &Transfer,
+        from: &Placement,
+        to: &Placement,
+    ) -> Vec<(Shape, Range<usize>)> {
         let strides = [from.block_stride, from.slot_stride, to.block_stride, to.slot_stride];
-        let table = &mut self.table;
-        let pieces = self.plan.pieces(pair);
-        self.tables.entry((pair, strides)).or_insert_with(|| append_pieces(table, pieces, strides)).clone()
+        let Self { plan, table, tables, .. } = self;
+        let key = (plan.piece_key(transfer), strides);
+        let append = || {
+            let [source, target] =
+                plan.route().pairs()[transfer.pair].paging.map(|paging| paging.physical_blocks);
+            let source_at = |place: Place| {
+                (place.block * source + place.physical) * from.block_stride + place.slot * from.slot_stride
+            };
+            let target_at = |place: Place| {
+                (place.block * target + place.physical) * to.block_stride + place.slot * to.slot_stride
+            };
+            append_pieces(table, plan.pieces(transfer), source_at, target_at)
+        };
+        tables.entry(key).or_insert_with(append).clone()
     }
 }
 
-fn append_pieces(table: &mut BlockTable, pieces: &[Piece], strides: [u64; 4]) -> Vec<(u64, Range<usize>)> {
-    let [source_block, source_slot, target_block, target_slot] = strides;
-    let mut by_slots: BTreeMap<u64, Vec<(u64, u64)>> = BTreeMap::new();
+fn dim(count: u64, source_stride: u64, target_stride: u64) -> Dim {
+    Dim { count, source_stride, target_stride }
+}
+
+fn append_pieces(
+    table: &mut BlockTable,
+    pieces: &[Piece],
+    source_at: impl Fn(Place) -> u64,
+    target_at: impl Fn(Place) -> u64,
+) -> Vec<(Shape, Range<usize>)> {
+    let mut by_shape: BTreeMap<Shape, Vec<(u64, u64)>> = BTreeMap::new();
     for piece in pieces {
-        let target = piece.target_block * target_block + piece.target_slot * target_slot;
-        let source = piece.source_block * source_block + piece.source_slot * source_slot;
-        by_slots.entry(piece.slots).or_default().push((target, source));
+        by_shape.entry(piece.shape).or_default().push((target_at(piece.target), source_at(piece.source)));
     }
-    let mut slices = Vec::with_capacity(by_slots.len());
-    for (slots, mut offsets) in by_slots {
+    let mut slices = Vec::with_capacity(by_shape.len());
+    for (shape, mut offsets) in by_shape {
         offsets.sort_unstable();
         let begin = table.target.len();
         table.target.extend(offsets.iter().map(|(target, _)| target));
         table.source.extend(offsets.iter().map(|(_, source)| source));
-        slices.push((slots, begin..table.target.len()));
+        slices.push((shape, begin..table.target.len()));
     }
     slices
 }

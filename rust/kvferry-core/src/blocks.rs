@@ -1,6 +1,6 @@
-//! Blocks by token position: which tokens are due, and which pieces of which blocks hold them.
+//! Blocks by token position: what is due, and which stretches of which blocks hold it.
 
-use crate::engine::Engine;
+use crate::engine::{Engine, ShardedGroup};
 use crate::error::{Result, fail};
 use crate::interval::Interval;
 use crate::model::GroupKind;
@@ -8,28 +8,28 @@ use crate::model::GroupKind;
 /// One side's block ids of one group; element `i` covers the slots from `first + i * slots_per_block`.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockList<'a> {
-    /// Whose group it is, for messages.
-    pub engine: &'a Engine,
+    /// Whose group it is.
+    engine: &'a Engine,
     /// Index of the group in that engine's model.
-    pub group: usize,
+    group: usize,
     /// Ids as the engine gave them.
-    pub ids: &'a [i64],
+    ids: &'a [i64],
     /// Slot position at which the list begins.
-    pub first: u64,
+    first: u64,
 }
 
-/// Consecutive slots that lie in one block on either side.
+/// Consecutive slots that lie in one block on either side; offsets count from the blocks' starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Block of the source.
+pub struct Stretch {
+    /// Block id of the source.
     pub source_block: u64,
     /// First slot in it.
-    pub source_slot: u64,
-    /// Block of the target.
+    pub source_offset: u64,
+    /// Block id of the target.
     pub target_block: u64,
     /// First slot in it.
-    pub target_slot: u64,
-    /// Slots in the piece.
+    pub target_offset: u64,
+    /// Slots in the stretch.
     pub slots: u64,
 }
 
@@ -38,19 +38,27 @@ impl<'a> BlockList<'a> {
     /// known, or the null block. `first_token` must be a multiple of the tokens per block.
     pub fn new(engine: &'a Engine, group: usize, ids: &'a [i64], first_token: u64) -> Result<Self> {
         let sharded = &engine.groups[group];
-        for &id in ids {
-            if sharded.null_block_id == Some(id) {
-                continue;
-            }
-            let index = u64::try_from(id).ok();
-            if index.is_none_or(|index| sharded.num_blocks.is_some_and(|blocks| index >= blocks)) {
-                let limit = sharded.num_blocks.map_or("2^63".into(), |blocks| blocks.to_string());
+        let limit = sharded.num_blocks.map_or(1 << 63, |blocks| blocks);
+        let is_possible = |id: &i64| {
+            sharded.null_block_id == Some(*id) || u64::try_from(*id).is_ok_and(|index| index < limit)
+        };
+        if let Some(id) = ids.iter().find(|id| !is_possible(id)) {
+            fail!(
+                BlockRange,
+                "block id {id} of group {group} of engine {:?} is outside [0, {limit})",
+                engine.id
+            );
+        }
+        if sharded.is_state() {
+            if ids.len() > 1 {
                 fail!(
                     BlockRange,
-                    "block id {id} of group {group} of engine {:?} is outside [0, {limit})",
-                    engine.id
+                    "group {group} of engine {:?} is a state group, which takes one slot id, got {}",
+                    engine.id,
+                    ids.len()
                 );
             }
+            return Ok(Self { engine, group, ids, first: 0 });
         }
         let tokens_per_block = sharded.tokens_per_block;
         if !first_token.is_multiple_of(tokens_per_block) {
@@ -64,45 +72,82 @@ impl<'a> BlockList<'a> {
         Ok(Self { engine, group, ids, first: first_token / sharded.group.tokens_per_slot() })
     }
 
-    fn slots_per_block(&self) -> u64 {
-        self.engine.groups[self.group].slots_per_block()
+    fn sharded(&self) -> &'a ShardedGroup {
+        &self.engine.groups[self.group]
     }
 
-    /// Block that covers a slot position, with the positions that it covers; `None`: the null block.
-    fn block_at(&self, position: u64, due: Interval) -> Result<(Option<u64>, Interval)> {
-        let slots_per_block = self.slots_per_block();
-        let tokens_per_slot = self.engine.groups[self.group].group.tokens_per_slot();
-        let (group, name) = (self.group, &self.engine.id);
-        let tokens = Interval::new(due.begin * tokens_per_slot, due.end * tokens_per_slot);
+    /// The id at a place, unless it is the null block.
+    fn block(&self, id: i64) -> Option<u64> {
+        (self.sharded().null_block_id != Some(id)).then_some(id.unsigned_abs())
+    }
+
+    /// Starts at a slot position that is due.
+    fn cursor(&self, position: u64, due: Interval) -> Result<Cursor> {
         let Some(past_first) = position.checked_sub(self.first) else {
             fail!(
                 BlockRange,
-                "block ids of group {group} of engine {name:?} begin at token {}, tokens {tokens} are due",
-                self.first * tokens_per_slot
+                "block ids of group {} of engine {:?} begin at token {}, tokens {} are due",
+                self.group,
+                self.engine.id,
+                self.tokens(self.first),
+                Interval::new(self.tokens(position), self.tokens(due.end))
             );
         };
-        let index = past_first / slots_per_block;
-        let Some(&id) = usize::try_from(index).ok().and_then(|index| self.ids.get(index)) else {
-            fail!(
-                BlockRange,
-                "group {group} of engine {name:?} needs {} block ids from token {} for tokens {tokens}, got {}",
-                (due.end - self.first).div_ceil(slots_per_block),
-                self.first * tokens_per_slot,
-                self.ids.len()
-            );
-        };
-        let begin = self.first + index * slots_per_block;
-        let covered = Interval::new(begin, begin + slots_per_block);
-        let is_null = self.engine.groups[group].null_block_id == Some(id);
-        Ok(((!is_null).then_some(id.unsigned_abs()), covered))
+        let slots_per_block = self.sharded().slots_per_block();
+        Ok(Cursor { index: past_first / slots_per_block, offset: past_first % slots_per_block })
+    }
+
+    /// The id that a cursor stands on.
+    fn id_at(&self, cursor: Cursor, due: Interval) -> Result<i64> {
+        match usize::try_from(cursor.index).ok().and_then(|index| self.ids.get(index)) {
+            Some(id) => Ok(*id),
+            None => self.too_few(due),
+        }
+    }
+
+    fn too_few<T>(&self, due: Interval) -> Result<T> {
+        fail!(
+            BlockRange,
+            "group {} of engine {:?} needs {} block ids from token {} for tokens {}, got {}",
+            self.group,
+            self.engine.id,
+            (due.end - self.first).div_ceil(self.sharded().slots_per_block()),
+            self.tokens(self.first),
+            Interval::new(self.tokens(due.begin), self.tokens(due.end)),
+            self.ids.len()
+        )
+    }
+
+    fn tokens(&self, slots: u64) -> u64 {
+        slots * self.sharded().group.tokens_per_slot()
     }
 }
 
-/// The slot positions of `[begin, end)` that a target group is due, before null blocks are left out:
+/// A place in a list: a block, and a slot in it.
+#[derive(Clone, Copy)]
+struct Cursor {
+    index: u64,
+    offset: u64,
+}
+
+impl Cursor {
+    /// Moves on by slots that do not reach past the block's end.
+    fn advance(&mut self, slots: u64, slots_per_block: u64) {
+        self.offset += slots;
+        if self.offset == slots_per_block {
+            *self = Self { index: self.index + 1, offset: 0 };
+        }
+    }
+}
+
+/// The slot positions of a token range that a target group is due, before null blocks are left out:
 /// not what the target already holds, and for a sliding window only the last of them.
 pub fn due(target: &BlockList<'_>, tokens: Interval) -> Result<Interval> {
-    let group = &target.engine.groups[target.group].group;
-    let per_slot = group.tokens_per_slot();
+    let sharded = target.sharded();
+    if sharded.is_state() {
+        return Ok(Interval::new(0, 0)); // a state has no tokens
+    }
+    let per_slot = sharded.group.tokens_per_slot();
     if !tokens.begin.is_multiple_of(per_slot) || !tokens.end.is_multiple_of(per_slot) {
         fail!(
             Alignment,
@@ -111,64 +156,99 @@ pub fn due(target: &BlockList<'_>, tokens: Interval) -> Result<Interval> {
             target.engine.id
         );
     }
-    let window_begin = match &group.kind {
-        GroupKind::Attention(attention) => {
-            attention.sliding_window.map_or(0, |window| tokens.end.saturating_sub(window))
-        }
-        _ => 0,
+    let window = match &sharded.group.kind {
+        GroupKind::Attention(attention) => attention.sliding_window,
+        GroupKind::Latent(_) | GroupKind::State(_) => None,
     };
-    let slots = Interval::new(tokens.begin.max(window_begin) / per_slot, tokens.end / per_slot);
-    Ok(Interval::new(slots.begin.max(target.first), slots.end))
+    let window_begin = window.map_or(0, |window| tokens.end.saturating_sub(window));
+    let begin = tokens.begin.max(window_begin) / per_slot;
+    Ok(Interval::new(begin.max(target.first), tokens.end / per_slot))
 }
 
-/// Cuts the due slots at the block boundaries of both sides, in order of position.
-pub fn pieces(source: &BlockList<'_>, target: &BlockList<'_>, due: Interval) -> Result<Vec<Piece>> {
-    let mut pieces = Vec::new();
+/// Cuts the due slots at the block boundaries of both sides, in order of position. Every due slot that
+/// is not in a null block of the target must be in a block of the source.
+pub fn stretches(source: &BlockList<'_>, target: &BlockList<'_>, due: Interval) -> Result<Vec<Stretch>> {
+    if target.sharded().is_state() {
+        return Ok(state_stretch(source, target));
+    }
+    let (source_size, target_size) = (source.sharded().slots_per_block(), target.sharded().slots_per_block());
+    let mut stretches = Vec::new();
+    if due.is_empty() {
+        return Ok(stretches);
+    }
     let mut position = due.begin;
+    let mut to = target.cursor(position, due)?;
+    let mut from: Option<Cursor> = None;
     while position < due.end {
-        let (target_block, target_covers) = target.block_at(position, due)?;
-        let Some(target_block) = target_block else {
-            position = target_covers.end;
+        let left = (due.end - position).min(target_size - to.offset);
+        let Some(target_block) = target.block(target.id_at(to, due)?) else {
+            to.advance(left, target_size);
+            position += left;
+            from = None; // the source need not cover what is skipped
             continue;
         };
-        let (source_block, source_covers) = source.block_at(position, due)?;
-        let Some(source_block) = source_block else {
+        let mut source_at = match from {
+            Some(cursor) => cursor,
+            None => source.cursor(position, due)?,
+        };
+        let Some(source_block) = source.block(source.id_at(source_at, due)?) else {
             fail!(
                 BlockRange,
                 "token {} of group {} of engine {:?} is due, but lies in its null block",
-                position * source.engine.groups[source.group].group.tokens_per_slot(),
+                source.tokens(position),
                 source.group,
                 source.engine.id
             );
         };
-        let end = target_covers.end.min(source_covers.end).min(due.end);
-        pieces.push(Piece {
+        let slots = left.min(source_size - source_at.offset);
+        stretches.push(Stretch {
             source_block,
-            source_slot: position - source_covers.begin,
+            source_offset: source_at.offset,
             target_block,
-            target_slot: position - target_covers.begin,
-            slots: end - position,
+            target_offset: to.offset,
+            slots,
         });
-        position = end;
+        source_at.advance(slots, source_size);
+        from = Some(source_at);
+        to.advance(slots, target_size);
+        position += slots;
     }
-    Ok(pieces)
+    Ok(stretches)
+}
+
+/// A state is one slot that moves when both sides give one.
+fn state_stretch(source: &BlockList<'_>, target: &BlockList<'_>) -> Vec<Stretch> {
+    let slot = |list: &BlockList<'_>| list.ids.first().and_then(|id| list.block(*id));
+    let both = slot(source).zip(slot(target));
+    both.map(|(source_block, target_block)| Stretch {
+        source_block,
+        source_offset: 0,
+        target_block,
+        target_offset: 0,
+        slots: 1,
+    })
+    .into_iter()
+    .collect()
 }
 
 /// Refuses a target list that names one block for two due positions.
 pub fn check_distinct(target: &BlockList<'_>, due: Interval) -> Result<()> {
-    let mut blocks = Vec::new();
-    let mut position = due.begin;
-    while position < due.end {
-        let (block, covers) = target.block_at(position, due)?;
-        blocks.extend(block);
-        position = covers.end;
+    if due.is_empty() {
+        return Ok(());
     }
+    let slots_per_block = target.sharded().slots_per_block();
+    let place = |position: u64| usize::try_from(position / slots_per_block).unwrap_or(usize::MAX);
+    let begin = place(due.begin - target.first);
+    let end = place(due.end - target.first + slots_per_block - 1);
+    let Some(ids) = target.ids.get(begin..end) else {
+        return target.too_few(due);
+    };
+    let mut blocks: Vec<u64> = ids.iter().filter_map(|id| target.block(*id)).collect();
     blocks.sort_unstable();
     if let Some(twice) = blocks.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]) {
         fail!(
             Overlap,
-            "block id {} of group {} of engine {:?} is the target of two due positions",
-            twice,
+            "block id {twice} of group {} of engine {:?} is the target of two due positions",
             target.group,
             target.engine.id
         );

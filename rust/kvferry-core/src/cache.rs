@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::engine::Engine;
 use crate::error::{Result, fail};
 use crate::layout::Axis;
-use crate::model::GroupKind;
+use crate::model::{GroupKind, StatePart};
 use crate::slot::Slot;
 use crate::tensor::{RawTensor, Tensor};
 
@@ -75,7 +75,7 @@ impl RankCache {
 }
 
 /// One plane of one layer: its place in a tensor and how far each axis steps, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Index of the tensor.
     pub tensor: usize,
@@ -85,10 +85,21 @@ pub struct Placement {
     pub block_stride: u64,
     /// Bytes from one token slot to the next.
     pub slot_stride: u64,
-    /// Bytes from one head to the next.
-    pub head_stride: u64,
-    /// First head that the tensor holds.
-    pub first_head: u64,
+    /// How the units of the plane lie.
+    pub units: UnitPlacement,
+}
+
+/// The units of a plane in one slot: heads, or the units of a state part's split axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnitPlacement {
+    /// First unit that the tensor holds.
+    pub first: u64,
+    /// Bytes from one unit to the next.
+    pub stride: u64,
+    /// Items and strides inside a unit, outermost first, around its contiguous runs.
+    pub inside: Vec<(u64, u64)>,
+    /// Bytes of a contiguous run.
+    pub run_bytes: u64,
 }
 
 /// The placements of one rank, by group, layer and plane.
@@ -100,21 +111,18 @@ impl Placements {
     pub fn new(cache: &RankCache) -> Self {
         let mut placements = HashMap::new();
         for (index, (slot, tensor)) in cache.slots.iter().zip(&cache.tensors).enumerate() {
-            let sharded = &cache.engine.groups[slot.group];
-            let units = sharded.split.units(cache.engine.tp_rank(cache.rank));
-            let plane_offsets = plane_offsets(&sharded.group.kind, slot, tensor);
+            let planes = plane_places(cache, slot, tensor);
             for (position, &layer) in slot.layers.iter().enumerate() {
                 let layer_offset = position as u64 * tensor.stride(slot, Axis::Layer);
-                for &(plane, plane_offset) in &plane_offsets {
+                for (plane, plane_offset, units) in &planes {
                     let placement = Placement {
                         tensor: index,
                         offset: layer_offset + plane_offset,
                         block_stride: tensor.stride(slot, Axis::Block),
                         slot_stride: tensor.stride(slot, Axis::Slot),
-                        head_stride: tensor.stride(slot, Axis::Head),
-                        first_head: units.begin,
+                        units: units.clone(),
                     };
-                    placements.insert((slot.group, layer, plane), placement);
+                    placements.insert((slot.group, layer, *plane), placement);
                 }
             }
         }
@@ -122,21 +130,55 @@ impl Placements {
     }
 
     /// Where a plane lies, if this rank holds the layer.
-    pub fn find(&self, group: usize, layer: u64, plane: usize) -> Option<Placement> {
-        self.0.get(&(group, layer, plane)).copied()
+    pub fn find(&self, group: usize, layer: u64, plane: usize) -> Option<&Placement> {
+        self.0.get(&(group, layer, plane))
     }
 }
 
-/// The planes that a tensor holds, with the bytes from a layer's first to theirs.
-fn plane_offsets(kind: &GroupKind, slot: &Slot, tensor: &Tensor) -> Vec<(usize, u64)> {
-    let GroupKind::Attention(attention) = kind else {
-        return vec![(0, 0)];
+/// The planes that a tensor holds: index, bytes from a layer's first to the plane's, and its units.
+fn plane_places(cache: &RankCache, slot: &Slot, tensor: &Tensor) -> Vec<(usize, u64, UnitPlacement)> {
+    let sharded = &cache.engine.groups[slot.group];
+    let first_unit = |facet: usize| sharded.splits[facet].units(cache.engine.tp_rank(cache.rank)).begin;
+    let heads = |items: u64| UnitPlacement {
+        first: first_unit(0),
+        stride: tensor.stride(slot, Axis::Head),
+        inside: Vec::new(),
+        run_bytes: items * slot.item_bytes,
     };
-    if slot.layout.has(Axis::Content) {
-        return vec![(0, 0), (1, attention.row_items()[0] * slot.item_bytes)];
+    match &sharded.group.kind {
+        GroupKind::Attention(attention) => {
+            let [key, value] = attention.row_items();
+            if slot.layout.has(Axis::Content) {
+                return vec![(0, 0, heads(key)), (1, key * slot.item_bytes, heads(value))];
+            }
+            if slot.layout.has(Axis::Plane) {
+                return vec![(0, 0, heads(key)), (1, tensor.stride(slot, Axis::Plane), heads(value))];
+            }
+            if slot.planes[0] == "K" { vec![(0, 0, heads(key))] } else { vec![(1, 0, heads(value))] }
+        }
+        GroupKind::Latent(latent) => vec![(0, 0, heads(latent.dtype.items(latent.latent_dim)))],
+        GroupKind::State(parts) => {
+            let found = parts.iter().enumerate().find(|(_, part)| part.name == slot.planes[0]);
+            let (index, part) = found.expect("a state slot is named after its part");
+            vec![(index, 0, state_units(part, first_unit(index), slot, tensor))]
+        }
     }
-    if slot.layout.has(Axis::Plane) {
-        return vec![(0, 0), (1, tensor.stride(slot, Axis::Plane))];
+}
+
+/// A unit of a state part: a stretch of its split axis, with all of the other axes.
+fn state_units(part: &StatePart, first: u64, slot: &Slot, tensor: &Tensor) -> UnitPlacement {
+    let items = part.items();
+    let strides = &tensor.strides[1..]; // after the block axis
+    let (axis, units) = part.shard.unwrap_or((0, 1));
+    let unit_items = items[axis] / units;
+    let inside =
+        items.iter().zip(strides).enumerate().map(|(index, (&count, &stride))| {
+            if index == axis { (unit_items, stride) } else { (count, stride) }
+        });
+    UnitPlacement {
+        first,
+        stride: unit_items * strides[axis],
+        inside: inside.collect(),
+        run_bytes: slot.item_bytes,
     }
-    vec![(usize::from(slot.planes[0] == "V"), 0)]
 }

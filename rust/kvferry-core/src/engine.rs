@@ -1,9 +1,12 @@
 //! One engine: how a model's groups are cut into ranks, blocks and tensors.
 
+use std::ops::Range;
+
 use crate::error::{Result, fail};
 use crate::interval::Interval;
 use crate::layout::{Axis, Layout};
 use crate::model::{Group, GroupKind, check_model, in_bounds};
+use crate::paging::Paging;
 use crate::shard::Split;
 
 /// Bound on an engine's ranks, so that work per rank pair stays small.
@@ -73,8 +76,8 @@ pub struct ShardedGroup {
     pub group: Group,
     /// How its tensors are laid out; `None` for a state group, whose parts differ.
     pub layout: Option<Layout>,
-    /// Heads a TP rank; a latent vector is one unit on every rank.
-    pub split: Split,
+    /// Units a TP rank, for each facet: planes that are split alike.
+    pub splits: Vec<Split>,
     /// Tokens that one block id covers over all CP ranks.
     pub tokens_per_block: u64,
     /// The id that stands for "no block".
@@ -86,9 +89,19 @@ pub struct ShardedGroup {
 }
 
 impl ShardedGroup {
-    /// Slots that one block id covers over all CP ranks.
+    /// Slots that one block id covers over all CP ranks; a state is one slot.
     pub fn slots_per_block(&self) -> u64 {
-        self.tokens_per_block / self.group.tokens_per_slot()
+        if self.is_state() { 1 } else { self.tokens_per_block / self.group.tokens_per_slot() }
+    }
+
+    /// Whether it holds states, which have no tokens.
+    pub fn is_state(&self) -> bool {
+        matches!(self.group.kind, GroupKind::State(_))
+    }
+
+    /// The planes of each facet: a key and its value are split alike, each part of a state by itself.
+    pub fn facet_planes(&self, facet: usize) -> Range<usize> {
+        if self.is_state() { facet..facet + 1 } else { 0..self.group.planes().len() }
     }
 }
 
@@ -129,6 +142,31 @@ impl Engine {
             fail!(Value, "rank {rank} of engine {:?} is outside [0, {})", self.id, self.num_ranks());
         }
         Ok(())
+    }
+
+    /// Ranks of one pipeline stage.
+    pub fn stage_ranks(&self) -> usize {
+        self.tp_size * self.cp_size
+    }
+
+    /// The CP rank of a global rank.
+    pub fn cp_rank(&self, rank: usize) -> usize {
+        rank % self.cp_size
+    }
+
+    /// How a group's blocks are spread over CP ranks and tensor blocks.
+    pub fn paging(&self, group: usize) -> Paging {
+        let sharded = &self.groups[group];
+        let slots_per_block = sharded.slots_per_block();
+        if sharded.is_state() {
+            return Paging { slots_per_block, cp_size: 1, interleave: 1, physical_blocks: 1 };
+        }
+        let interleave = match self.cp_size {
+            1 => slots_per_block,
+            _ => self.cp_interleave / sharded.group.tokens_per_slot(),
+        };
+        let physical_blocks = sharded.physical_blocks_per_block;
+        Paging { slots_per_block, cp_size: self.cp_size as u64, interleave, physical_blocks }
     }
 
     /// The TP rank of a global rank: `rank = (pp * tp_size + tp) * cp_size + cp`.
@@ -185,7 +223,7 @@ fn shard_groups(fields: &EngineFields) -> Result<Vec<ShardedGroup>> {
             let sharded = ShardedGroup {
                 group: group.clone(),
                 layout: layouts[g].clone(),
-                split: split(group, g, head_ranges[g].as_ref(), stated_once, fields.tp_size)?,
+                splits: splits(group, g, head_ranges[g].as_ref(), stated_once, fields.tp_size)?,
                 tokens_per_block: tokens_per_block[g],
                 null_block_id: null_block_id[g],
                 physical_blocks_per_block: physical[g],
@@ -200,7 +238,7 @@ fn shard_groups(fields: &EngineFields) -> Result<Vec<ShardedGroup>> {
 impl ShardedGroup {
     fn check(&self, g: usize, fields: &EngineFields) -> Result<()> {
         in_bounds(&format!("num_blocks of group {g}"), self.num_blocks.unwrap_or(1), 1)?;
-        if matches!(self.group.kind, GroupKind::State(_)) {
+        if self.is_state() {
             return Ok(());
         }
         let (tokens, physical) = (self.tokens_per_block, self.physical_blocks_per_block);
@@ -232,24 +270,26 @@ impl ShardedGroup {
     }
 }
 
-/// Heads a TP rank. A latent vector behaves as one head that every rank holds.
-fn split(
+/// Units a TP rank, a facet. A latent vector is one unit that every rank holds.
+fn splits(
     group: &Group,
     g: usize,
     ranges: Option<&Vec<Interval>>,
     stated_once: bool,
     tp_size: usize,
-) -> Result<Split> {
+) -> Result<Vec<Split>> {
     match (&group.kind, ranges) {
         (GroupKind::Attention(attention), Some(ranges)) => {
             let field = format!("head_ranges of group {g}");
-            Split::given(&field, ranges.clone(), attention.num_kv_heads, tp_size)
+            Ok(vec![Split::given(&field, ranges.clone(), attention.num_kv_heads, tp_size)?])
         }
-        (GroupKind::Attention(attention), None) => Ok(Split::even(attention.num_kv_heads, tp_size)),
         (kind, Some(_)) if !stated_once => {
             fail!(Value, "head_ranges of group {g} must be None: a {} group has no heads", kind.word())
         }
-        _ => Ok(Split::even(1, tp_size)),
+        (GroupKind::State(_), _) => {
+            Ok(group.planes().iter().map(|plane| Split::even(plane.units, tp_size)).collect())
+        }
+        _ => Ok(vec![Split::even(group.planes()[0].units, tp_size)]),
     }
 }
 

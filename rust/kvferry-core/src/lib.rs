@@ -2,7 +2,7 @@
 //!
 //! A cache element is `(layer, plane, token, head, dim)`, and an engine is a function from it to
 //! `(rank, tensor, byte offset)`. Which elements two ranks share follows from intersections of intervals
-//! ([`shard`] for heads, [`blocks`] for tokens, index equality for layers); where they lie follows from
+//! ([`shard`] for heads, [`blocks`] and [`pieces`] for tokens, index equality for layers); where they lie follows from
 //! strides ([`slot`], [`tensor`], [`cache`]). From both come copy loops ([`strided`]), which are executed
 //! elsewhere, expanded ([`expand`]) or explained ([`explain`]).
 //!
@@ -26,6 +26,9 @@ pub mod interval;
 pub mod layout;
 pub mod model;
 pub mod overlap;
+pub mod paging;
+mod pairing;
+pub mod pieces;
 pub mod plan;
 pub mod route;
 pub mod shard;

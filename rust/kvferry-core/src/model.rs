@@ -6,6 +6,9 @@ use crate::error::{Result, fail};
 /// Bound on layer indices, heads and elements: far above any model, far below overflow.
 pub const MAX_DIMENSION: u64 = 1 << 31;
 
+/// Bound on the elements of a state part, so that its bytes are easily counted.
+pub const MAX_PART_ITEMS: u64 = 1 << 48;
+
 /// Layers that share one block-id space and one geometry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
@@ -65,6 +68,32 @@ pub struct StatePart {
     pub shard: Option<(usize, u64)>,
 }
 
+/// What a layer keeps per slot in one plane, as units that ranks hold whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plane {
+    /// Units of the whole model: heads, or one where every rank holds all.
+    pub units: u64,
+    /// Bytes of one unit.
+    pub unit_bytes: u64,
+}
+
+impl StatePart {
+    /// Tensor items along each axis of the whole model's part.
+    pub fn items(&self) -> Vec<u64> {
+        let mut items = self.shape.clone();
+        if let Some(innermost) = items.last_mut() {
+            *innermost = self.dtype.items(*innermost);
+        }
+        items
+    }
+
+    fn plane(&self) -> Plane {
+        let units = self.shard.map_or(1, |(_, units)| units);
+        // `check_parts` bounds the product.
+        Plane { units, unit_bytes: self.items().iter().product::<u64>() * self.dtype.item_bytes() / units }
+    }
+}
+
 impl Group {
     /// Checks layers and geometry.
     pub fn new(mut layers: Vec<u64>, kind: GroupKind) -> Result<Self> {
@@ -78,6 +107,23 @@ impl Group {
         in_bounds("layers", layers[layers.len() - 1], 0)?;
         kind.check()?;
         Ok(Self { layers, kind })
+    }
+
+    /// The planes of each layer, in registration order.
+    pub fn planes(&self) -> Vec<Plane> {
+        match &self.kind {
+            GroupKind::Attention(attention) => {
+                let item_bytes = attention.dtype.item_bytes();
+                let plane =
+                    |items: u64| Plane { units: attention.num_kv_heads, unit_bytes: items * item_bytes };
+                attention.row_items().map(plane).into()
+            }
+            GroupKind::Latent(latent) => {
+                let unit_bytes = latent.dtype.items(latent.latent_dim) * latent.dtype.item_bytes();
+                vec![Plane { units: 1, unit_bytes }]
+            }
+            GroupKind::State(parts) => parts.iter().map(StatePart::plane).collect(),
+        }
     }
 
     /// Tokens that one slot stands for; a state has no tokens, hence one.
@@ -156,12 +202,19 @@ fn check_parts(parts: &[StatePart]) -> Result<()> {
             in_bounds(&format!("shape of part {name:?}"), size, 1)?;
         }
         part.dtype.check_packing(&format!("innermost size of part {name:?}"), innermost)?;
+        let items = part.shape.iter().try_fold(1_u64, |items, size| items.checked_mul(*size));
+        if items.is_none_or(|items| items > MAX_PART_ITEMS) {
+            fail!(Value, "shape {:?} of part {name:?} has more than {MAX_PART_ITEMS} elements", part.shape);
+        }
         if let Some((axis, units)) = part.shard {
             let Some(&size) = part.shape.get(axis) else {
                 fail!(Value, "shard_axis={axis} of part {name:?} is outside [0, {})", part.shape.len());
             };
             if units == 0 || !size.is_multiple_of(units) {
                 fail!(Value, "shard_units={units} of part {name:?} does not divide its axis of {size}");
+            }
+            if axis + 1 == part.shape.len() {
+                part.dtype.check_packing(&format!("one unit of part {name:?}"), size / units)?;
             }
         }
     }

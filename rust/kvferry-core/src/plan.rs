@@ -1,10 +1,12 @@
-//! Plans: what one target rank moves for one request, free of addresses.
+//! Plans: what one rank moves for one request, free of addresses.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::blocks::{BlockList, Piece, check_distinct, due, pieces};
+use crate::blocks::{BlockList, Stretch, check_distinct, due, stretches};
 use crate::error::{Result, fail};
 use crate::interval::Interval;
+use crate::pieces::{Piece, pieces};
 use crate::route::{Route, Side, Transfer};
 
 /// Bound on token positions, so that sums of positions never overflow.
@@ -19,53 +21,54 @@ pub struct RequestBlocks {
     pub first_tokens: Vec<u64>,
 }
 
-/// What one target rank reads for one request.
+/// What one target rank reads, or one source rank sends, for one request.
 #[derive(Debug)]
 pub struct Plan {
     route: Arc<Route>,
-    target_rank: usize,
-    /// For each group pair of the route, the pieces of blocks that are due.
-    pieces: Vec<Vec<Piece>>,
-    /// For each group pair, the highest source and target block among its pieces.
+    end: Side,
+    rank: usize,
+    /// For each group pair of the route, the stretches of blocks that are due.
+    stretches: Vec<Vec<Stretch>>,
+    /// For each group pair, its highest source and target block.
     highest: Vec<[u64; 2]>,
+    /// By group pair, source CP rank and target CP rank, for those that have tokens in common.
+    pieces: BTreeMap<(usize, u64, u64), Vec<Piece>>,
     transfers: Vec<Transfer>,
     num_bytes: u64,
 }
 
 impl Plan {
-    /// Plans what `target_rank` needs of `tokens`. Lists of all groups are checked, whatever the rank.
+    /// Plans what `rank` reads (as a target) or sends (as a source) of `tokens`. Lists of all groups are
+    /// checked, whatever the rank.
     pub fn new(
         route: Arc<Route>,
-        target_rank: usize,
+        (end, rank): (Side, usize),
         source: &RequestBlocks,
         target: &RequestBlocks,
         tokens: Interval,
     ) -> Result<Self> {
-        route.target().check_rank(target_rank)?;
+        end.engine(&route).check_rank(rank)?;
         if tokens.begin > tokens.end || tokens.end > MAX_TOKEN {
             fail!(Value, "token range {tokens} must lie in [0, {MAX_TOKEN}) and not end before it begins");
         }
-        let source = block_lists(&route, Side::Source, source)?;
-        let target = block_lists(&route, Side::Target, target)?;
-        let dues = target.iter().map(|list| due(list, tokens)).collect::<Result<Vec<_>>>()?;
-        for (list, due) in target.iter().zip(&dues) {
-            check_distinct(list, *due)?;
-        }
-        let pieces = route
-            .pairs()
-            .iter()
-            .map(|pair| {
-                let g = pair.target_group;
-                pieces(&source[pair.source_group], &target[g], dues[g])
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let mut transfers = route.transfers_to(target_rank);
-        transfers.retain(|transfer| !pieces[transfer.pair].is_empty());
-        let num_bytes = payload_bytes(&route, &pieces, &transfers)?;
-        let highest = |side: Side, pieces: &Vec<Piece>| pieces.iter().map(|piece| side.block(piece)).max();
-        let ends = |pieces| [Side::Source, Side::Target].map(|side| highest(side, pieces).unwrap_or(0));
-        let highest = pieces.iter().map(ends).collect();
-        Ok(Self { route, target_rank, pieces, highest, transfers, num_bytes })
+        let stretches = due_stretches(&route, source, target, tokens)?;
+        let mut transfers = route.transfers(end, rank);
+        let mut common = BTreeMap::new();
+        transfers.retain(|transfer| {
+            let key = piece_key(&route, transfer);
+            let [source, target] = &route.pairs()[transfer.pair].paging;
+            let found = common
+                .entry(key)
+                .or_insert_with(|| pieces(&stretches[transfer.pair], (source, key.1), (target, key.2)));
+            !found.is_empty()
+        });
+        let highest = |stretches: &Vec<Stretch>| {
+            Side::BOTH.map(|side| stretches.iter().map(|stretch| side.block(stretch)).max().unwrap_or(0))
+        };
+        let highest = stretches.iter().map(highest).collect();
+        let mut plan = Self { route, end, rank, stretches, highest, pieces: common, transfers, num_bytes: 0 };
+        plan.num_bytes = plan.payload_bytes()?;
+        Ok(plan)
     }
 
     /// The pair of engines.
@@ -73,9 +76,9 @@ impl Plan {
         &self.route
     }
 
-    /// The rank that it was made for.
-    pub fn target_rank(&self) -> usize {
-        self.target_rank
+    /// The end and the rank that it was made for.
+    pub fn made_for(&self) -> (Side, usize) {
+        (self.end, self.rank)
     }
 
     /// What is read from whom.
@@ -83,9 +86,19 @@ impl Plan {
         &self.transfers
     }
 
-    /// Pieces of blocks that are due in a group pair, by token position.
-    pub fn pieces(&self, pair: usize) -> &[Piece] {
-        &self.pieces[pair]
+    /// Stretches of blocks that are due in a group pair, by token position.
+    pub fn stretches(&self, pair: usize) -> &[Stretch] {
+        &self.stretches[pair]
+    }
+
+    /// Pieces of blocks that a transfer moves for every layer and unit.
+    pub fn pieces(&self, transfer: &Transfer) -> &[Piece] {
+        &self.pieces[&piece_key(&self.route, transfer)]
+    }
+
+    /// Names the pieces of a transfer: those of equal keys are the same.
+    pub fn piece_key(&self, transfer: &Transfer) -> (usize, u64, u64) {
+        piece_key(&self.route, transfer)
     }
 
     /// The (source rank, target rank) pairs that move bytes, ascending.
@@ -97,10 +110,13 @@ impl Plan {
         pairs
     }
 
-    /// Source ranks that hold what the target rank needs and are not read.
+    /// Of a target's plan, the source ranks that hold what it needs and are not read.
     pub fn notify_only(&self) -> Vec<usize> {
+        if self.end == Side::Source {
+            return Vec::new();
+        }
         let is_read = |rank: usize| self.transfers.iter().any(|transfer| transfer.source_rank == rank);
-        self.route.holders(self.target_rank).into_iter().filter(|rank| !is_read(*rank)).collect()
+        self.route.holders(self.rank).into_iter().filter(|rank| !is_read(*rank)).collect()
     }
 
     /// Payload bytes.
@@ -120,21 +136,48 @@ impl Plan {
         let highest = pairs.map(|(index, _)| self.highest_block(side, index)).max().unwrap_or(0);
         side.engine(&self.route).groups[group].num_blocks.unwrap_or(highest.saturating_add(2))
     }
+
+    /// Payload of all transfers; refused where it exceeds what an offset can count.
+    fn payload_bytes(&self) -> Result<u64> {
+        let transfer_bytes = |transfer: &Transfer| {
+            let pair = &self.route.pairs()[transfer.pair];
+            let planes = pair.facets[transfer.facet].planes.clone();
+            let slots: u128 = self.pieces(transfer).iter().map(|piece| u128::from(piece.shape.total())).sum();
+            let unit_bytes: u128 = pair.unit_bytes[planes].iter().copied().map(u128::from).sum();
+            slots * unit_bytes * u128::from(transfer.units.len()) * transfer.layers.len() as u128
+        };
+        let total = self.transfers.iter().map(transfer_bytes).fold(0, u128::saturating_add);
+        match i64::try_from(total) {
+            Ok(bytes) => Ok(bytes.unsigned_abs()),
+            Err(_) => fail!(Value, "a plan of {total} bytes exceeds 2^63"),
+        }
+    }
 }
 
-/// Payload of some transfers; refused where it exceeds what an offset can count.
-fn payload_bytes(route: &Route, pieces: &[Vec<Piece>], transfers: &[Transfer]) -> Result<u64> {
-    let transfer_bytes = |transfer: &Transfer| {
-        let pair = &route.pairs()[transfer.pair];
-        let slots: u128 = pieces[transfer.pair].iter().map(|piece| u128::from(piece.slots)).sum();
-        let rows = u128::from(transfer.units.len()) * pair.layers.len() as u128;
-        slots * rows * u128::from(pair.row_bytes.iter().sum::<u64>())
-    };
-    let total = transfers.iter().map(transfer_bytes).fold(0, u128::saturating_add);
-    match i64::try_from(total) {
-        Ok(bytes) => Ok(bytes.unsigned_abs()),
-        Err(_) => fail!(Value, "a plan of {total} bytes exceeds 2^63"),
+fn piece_key(route: &Route, transfer: &Transfer) -> (usize, u64, u64) {
+    let pair = &route.pairs()[transfer.pair];
+    let (source_cp, target_cp) = route.cp_ranks(pair, transfer.source_rank, transfer.target_rank);
+    (transfer.pair, source_cp, target_cp)
+}
+
+/// For each group pair, the stretches that are due, after every list has been checked.
+fn due_stretches(
+    route: &Route,
+    source: &RequestBlocks,
+    target: &RequestBlocks,
+    tokens: Interval,
+) -> Result<Vec<Vec<Stretch>>> {
+    let source = block_lists(route, Side::Source, source)?;
+    let target = block_lists(route, Side::Target, target)?;
+    let dues = target.iter().map(|list| due(list, tokens)).collect::<Result<Vec<_>>>()?;
+    for (list, due) in target.iter().zip(&dues) {
+        check_distinct(list, *due)?;
     }
+    let of_pair = |pair: &crate::route::GroupPair| {
+        let (s, t) = (pair.source_group, pair.target_group);
+        stretches(&source[s], &target[t], dues[t])
+    };
+    route.pairs().iter().map(of_pair).collect()
 }
 
 fn block_lists<'a>(route: &'a Route, side: Side, blocks: &'a RequestBlocks) -> Result<Vec<BlockList<'a>>> {

@@ -1,14 +1,17 @@
 //! Routes: a pair of engines that has been checked, with everything that no request changes.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::Piece;
-use crate::engine::{Engine, ShardedGroup};
-use crate::error::{Result, fail};
+use crate::blocks::Stretch;
+use crate::engine::Engine;
+use crate::error::Result;
 use crate::interval::Interval;
-use crate::model::{Attention, Group, GroupKind};
-use crate::shard::{Share, shares};
+use crate::model::Group;
+use crate::paging::Paging;
+use crate::pairing::{check_geometry, check_same_layers, shared_layers};
+use crate::shard::{Share, Split, shares};
 
 /// Two engines that can exchange caches.
 #[derive(Debug)]
@@ -28,12 +31,27 @@ pub struct GroupPair {
     /// Layers in both, ascending.
     pub layers: Vec<u64>,
     /// Bytes of one unit in one slot, a plane.
-    pub row_bytes: Vec<u64>,
+    pub unit_bytes: Vec<u64>,
+    /// Planes that are split alike.
+    pub facets: Vec<Facet>,
+    /// How either side pages its blocks.
+    pub paging: [Paging; 2],
+    /// Whether CP ranks hold different tokens; else, as for states, each holds all.
+    by_tokens: bool,
+}
+
+/// Planes that are split alike over the ranks of a stage: TP ranks where CP ranks split the tokens,
+/// all of a stage's ranks where each CP rank holds all.
+#[derive(Debug)]
+pub struct Facet {
+    /// The planes.
+    pub planes: Range<usize>,
+    splits: [Split; 2],
     shares: Vec<Share>,
 }
 
-/// Units of a group pair that one rank reads from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Units of a facet that one rank reads from another.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// Rank that is read.
     pub source_rank: usize,
@@ -41,8 +59,12 @@ pub struct Transfer {
     pub target_rank: usize,
     /// Index of the [`GroupPair`].
     pub pair: usize,
+    /// Index of its [`Facet`].
+    pub facet: usize,
     /// Units, as intervals of the whole model's.
     pub units: Interval,
+    /// The pair's layers that both ranks' pipeline stages hold.
+    pub layers: Range<usize>,
 }
 
 /// The two ends of a route.
@@ -55,6 +77,9 @@ pub enum Side {
 }
 
 impl Side {
+    /// Both, source first.
+    pub const BOTH: [Self; 2] = [Self::Source, Self::Target];
+
     /// The engine at this end.
     pub fn engine(self, route: &Route) -> &Arc<Engine> {
         match self {
@@ -71,11 +96,36 @@ impl Side {
         }
     }
 
-    /// The block at this end.
-    pub fn block(self, piece: &Piece) -> u64 {
+    /// The rank at this end.
+    pub fn rank(self, transfer: &Transfer) -> usize {
         match self {
-            Self::Source => piece.source_block,
-            Self::Target => piece.target_block,
+            Self::Source => transfer.source_rank,
+            Self::Target => transfer.target_rank,
+        }
+    }
+
+    /// The block at this end.
+    pub fn block(self, stretch: &Stretch) -> u64 {
+        match self {
+            Self::Source => stretch.source_block,
+            Self::Target => stretch.target_block,
+        }
+    }
+
+    /// The holder at this end.
+    fn holder(self, share: &Share) -> usize {
+        match self {
+            Self::Source => share.source,
+            Self::Target => share.target,
+        }
+    }
+
+    /// The end that it is not.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Source => Self::Target,
+            Self::Target => Self::Source,
         }
     }
 }
@@ -98,21 +148,13 @@ impl Route {
                 let layers = shared_layers(&source_group.group, &target_group.group);
                 if !layers.is_empty() {
                     check_geometry(&source, s, &target, t, layers[0])?;
-                    pairs.push(GroupPair {
-                        source_group: s,
-                        target_group: t,
-                        layers,
-                        row_bytes: row_bytes(&target_group.group),
-                        shares: shares(&source_group.split, &target_group.split),
-                    });
+                    pairs.push(GroupPair::new(&source, s, &target, t, layers));
                 }
             }
         }
         if !allow_missing_layers {
             check_same_layers(&source, &target, &pairs)?;
         }
-        check_supported(&source)?;
-        check_supported(&target)?;
         Ok(Self { source, target, pairs })
     }
 
@@ -144,131 +186,108 @@ impl Route {
         (0..self.source.num_ranks()).filter(holds).collect()
     }
 
-    /// What a target rank reads and from whom, ordered by pair, source and unit.
-    pub fn transfers_to(&self, target_rank: usize) -> Vec<Transfer> {
-        let tp_rank = self.target.tp_rank(target_rank);
+    /// What moves to (`Side::Target`) or from (`Side::Source`) a rank, whatever the request.
+    pub fn transfers(&self, side: Side, rank: usize) -> Vec<Transfer> {
         let mut transfers = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            for share in pair.shares.iter().filter(|share| share.target == tp_rank) {
-                let (pair, units) = (index, share.units);
-                transfers.push(Transfer { source_rank: share.source, target_rank, pair, units });
+            let holder = pair.holder(side.engine(self), rank);
+            for (facet, Facet { shares, .. }) in pair.facets.iter().enumerate() {
+                for share in shares.iter().filter(|share| side.holder(share) == holder) {
+                    for other in self.ranks(pair, side.other(), side.other().holder(share)) {
+                        let (source_rank, target_rank) = match side {
+                            Side::Source => (rank, other),
+                            Side::Target => (other, rank),
+                        };
+                        let layers = self.layers(pair, source_rank, target_rank);
+                        if !layers.is_empty() && self.meets(pair, source_rank, target_rank) {
+                            let (pair, units) = (index, share.units);
+                            transfers.push(Transfer { source_rank, target_rank, pair, facet, units, layers });
+                        }
+                    }
+                }
             }
         }
         transfers
     }
 
+    /// Global ranks, in all stages and on all CP ranks that it stands for, of one holder.
+    fn ranks(&self, pair: &GroupPair, side: Side, holder: usize) -> impl Iterator<Item = usize> {
+        let engine = side.engine(self);
+        let in_stage = if pair.by_tokens {
+            holder * engine.cp_size..(holder + 1) * engine.cp_size
+        } else {
+            holder..holder + 1
+        };
+        let per_stage = engine.stage_ranks();
+        (0..engine.stages.len())
+            .flat_map(move |stage| in_stage.clone().map(move |rank| stage * per_stage + rank))
+    }
+
+    /// The pair's layers that both ranks' stages hold.
+    fn layers(&self, pair: &GroupPair, source_rank: usize, target_rank: usize) -> Range<usize> {
+        let held = self.source.stage_layers(source_rank).intersect(self.target.stage_layers(target_rank));
+        let place = |layer: u64| pair.layers.partition_point(|other| *other < layer);
+        place(held.begin)..place(held.end.max(held.begin))
+    }
+
+    /// Whether some token position lies on both ranks.
+    fn meets(&self, pair: &GroupPair, source_rank: usize, target_rank: usize) -> bool {
+        let (source_cp, target_cp) = self.cp_ranks(pair, source_rank, target_rank);
+        pair.paging[0].meets(source_cp, &pair.paging[1], target_cp)
+    }
+
+    /// The CP ranks that say which tokens two ranks hold; zero where each holds all.
+    pub fn cp_ranks(&self, pair: &GroupPair, source_rank: usize, target_rank: usize) -> (u64, u64) {
+        if !pair.by_tokens {
+            return (0, 0);
+        }
+        (self.source.cp_rank(source_rank) as u64, self.target.cp_rank(target_rank) as u64)
+    }
+
     fn shares_elements(&self, source_rank: usize, target_rank: usize) -> bool {
-        let (source_tp, target_tp) = (self.source.tp_rank(source_rank), self.target.tp_rank(target_rank));
         self.pairs.iter().any(|pair| {
-            let held = self.source.groups[pair.source_group].split.units(source_tp);
-            held.overlaps(self.target.groups[pair.target_group].split.units(target_tp))
+            let source_holder = pair.holder(&self.source, source_rank);
+            let target_holder = pair.holder(&self.target, target_rank);
+            let shares_units = |Facet { splits: [source, target], .. }: &Facet| {
+                source.units(source_holder).overlaps(target.units(target_holder))
+            };
+            !self.layers(pair, source_rank, target_rank).is_empty()
+                && self.meets(pair, source_rank, target_rank)
+                && pair.facets.iter().any(shares_units)
         })
     }
 }
 
-/// A state lives beside a layer's attention, so the two never stand for each other.
-fn may_pair(source: &Group, target: &Group) -> bool {
-    let is_state = |group: &Group| matches!(group.kind, GroupKind::State(_));
-    is_state(source) == is_state(target)
-}
-
-fn shared_layers(source: &Group, target: &Group) -> Vec<u64> {
-    if !may_pair(source, target) {
-        return Vec::new();
-    }
-    let shared = |layer: &u64| source.layers.binary_search(layer).is_ok();
-    target.layers.iter().copied().filter(shared).collect()
-}
-
-fn row_bytes(group: &Group) -> Vec<u64> {
-    match &group.kind {
-        GroupKind::Attention(attention) => {
-            attention.row_items().map(|items| items * attention.dtype.item_bytes()).into()
-        }
-        GroupKind::Latent(_) | GroupKind::State(_) => Vec::new(),
-    }
-}
-
-fn check_geometry(source: &Engine, s: usize, target: &Engine, t: usize, layer: u64) -> Result<()> {
-    let (ours, theirs) = (&source.groups[s].group.kind, &target.groups[t].group.kind);
-    if ours == theirs {
-        return Ok(());
-    }
-    let difference = match (ours, theirs) {
-        (GroupKind::Attention(ours), GroupKind::Attention(theirs)) => attention_difference(ours, theirs),
-        _ if ours.word() == theirs.word() => format!("{ours:?} against {theirs:?}"),
-        _ => format!("{} against {}", ours.word(), theirs.word()),
-    };
-    fail!(
-        Incompatible,
-        "layer {layer} of engine {:?} (group {s}) and engine {:?} (group {t}) differ: {difference}",
-        source.id,
-        target.id
-    )
-}
-
-fn attention_difference(ours: &Attention, theirs: &Attention) -> String {
-    let window =
-        |attention: &Attention| attention.sliding_window.map_or("-1".to_owned(), |window| window.to_string());
-    let fields = [
-        ("num_kv_heads", ours.num_kv_heads.to_string(), theirs.num_kv_heads.to_string()),
-        ("head_dim", ours.head_dims[0].to_string(), theirs.head_dims[0].to_string()),
-        ("v_head_dim", ours.head_dims[1].to_string(), theirs.head_dims[1].to_string()),
-        ("dtype", ours.dtype.name().to_owned(), theirs.dtype.name().to_owned()),
-        ("sliding_window", window(ours), window(theirs)),
-        ("tokens_per_slot", ours.tokens_per_slot.to_string(), theirs.tokens_per_slot.to_string()),
-    ];
-    let differs = |(name, ours, theirs): &(&str, String, String)| {
-        (ours != theirs).then(|| format!("{name} {ours} against {theirs}"))
-    };
-    fields.iter().filter_map(differs).collect::<Vec<_>>().join(", ")
-}
-
-fn check_same_layers(source: &Engine, target: &Engine, pairs: &[GroupPair]) -> Result<()> {
-    let is_paired = |side: Side, g: usize, layer: u64| {
-        pairs.iter().any(|pair| side.group(pair) == g && pair.layers.binary_search(&layer).is_ok())
-    };
-    for (side, engine, other) in [(Side::Source, source, target), (Side::Target, target, source)] {
-        for (g, ShardedGroup { group, .. }) in engine.groups.iter().enumerate() {
-            if let Some(layer) = group.layers.iter().find(|layer| !is_paired(side, g, **layer)) {
-                fail!(
-                    Incompatible,
-                    "layer {layer} ({}) of engine {:?} is missing in engine {:?}; pass \
-                     allow_missing_layers=True to leave such layers out",
-                    group.kind.word(),
-                    engine.id,
-                    other.id
-                );
-            }
+impl GroupPair {
+    fn new(source: &Engine, s: usize, target: &Engine, t: usize, layers: Vec<u64>) -> Self {
+        let (source_group, target_group) = (&source.groups[s], &target.groups[t]);
+        let by_tokens = !target_group.is_state();
+        let facet = |facet: usize| {
+            let split = |engine: &Engine, split: &Split| {
+                if by_tokens { split.clone() } else { split.repeated(engine.cp_size) }
+            };
+            let splits =
+                [split(source, &source_group.splits[facet]), split(target, &target_group.splits[facet])];
+            let shares = shares(&splits[0], &splits[1]);
+            Facet { planes: target_group.facet_planes(facet), splits, shares }
+        };
+        Self {
+            source_group: s,
+            target_group: t,
+            layers,
+            unit_bytes: unit_bytes(&target_group.group),
+            facets: (0..target_group.splits.len()).map(facet).collect(),
+            paging: [source.paging(s), target.paging(t)],
+            by_tokens,
         }
     }
-    Ok(())
+
+    /// Who holds units: a TP rank where CP ranks split the tokens, else each rank of the stage.
+    fn holder(&self, engine: &Engine, rank: usize) -> usize {
+        if self.by_tokens { engine.tp_rank(rank) } else { rank % engine.stage_ranks() }
+    }
 }
 
-/// Names what this version does not plan yet.
-fn check_supported(engine: &Engine) -> Result<()> {
-    let id = &engine.id;
-    for (g, sharded) in engine.groups.iter().enumerate() {
-        let kind = &sharded.group.kind;
-        if !matches!(kind, GroupKind::Attention(_)) {
-            fail!(
-                NotSupported,
-                "routes over {} groups are not supported yet (group {g} of engine {id:?})",
-                kind.word()
-            );
-        }
-        if sharded.physical_blocks_per_block > 1 {
-            fail!(
-                NotSupported,
-                "routes with physical_blocks_per_block > 1 are not supported yet (engine {id:?})"
-            );
-        }
-    }
-    if engine.stages.len() > 1 {
-        fail!(NotSupported, "routes with pp_size > 1 are not supported yet (engine {id:?})");
-    }
-    if engine.cp_size > 1 {
-        fail!(NotSupported, "routes with cp_size > 1 are not supported yet (engine {id:?})");
-    }
-    Ok(())
+fn unit_bytes(group: &Group) -> Vec<u64> {
+    group.planes().iter().map(|plane| plane.unit_bytes).collect()
 }

@@ -56,6 +56,12 @@ impl Split {
         self.0[rank]
     }
 
+    /// The same units on `times` ranks in a row each: every CP rank holds a state whole.
+    #[must_use]
+    pub fn repeated(&self, times: usize) -> Self {
+        Self(self.0.iter().flat_map(|units| std::iter::repeat_n(*units, times)).collect())
+    }
+
     /// The units of all ranks.
     pub fn ranges(&self) -> &[Interval] {
         &self.0

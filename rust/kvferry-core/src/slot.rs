@@ -4,7 +4,6 @@ use crate::engine::{Engine, ShardedGroup};
 use crate::error::{Result, fail};
 use crate::layout::{Axis, Layout};
 use crate::model::{Attention, Group, GroupKind, StatePart};
-use crate::shard::Split;
 
 /// One tensor that a rank registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,7 +95,9 @@ impl Family<'_> {
                 let items = latent.dtype.items(latent.latent_dim);
                 vec![self.slot(name.into(), layers, &["latent"], layout, items, latent.dtype.item_bytes())]
             }
-            (GroupKind::State(parts), _) => parts.iter().map(|part| self.state(name, layers, part)).collect(),
+            (GroupKind::State(parts), _) => {
+                parts.iter().enumerate().map(|(index, part)| self.state(name, layers, index, part)).collect()
+            }
             _ => unreachable!("only state groups have no layout"),
         };
         for slot in &slots {
@@ -135,10 +136,8 @@ impl Family<'_> {
             Axis::Layer => layers.len() as u64,
             Axis::Block => sharded.num_blocks.unwrap_or(0) * sharded.physical_blocks_per_block,
             Axis::Plane => planes.len() as u64,
-            Axis::Slot => {
-                sharded.slots_per_block() / (self.engine.cp_size as u64 * sharded.physical_blocks_per_block)
-            }
-            Axis::Head => sharded.split.units(self.tp_rank).len(),
+            Axis::Slot => self.engine.paging(self.g).slots_per_physical(),
+            Axis::Head => sharded.splits[0].units(self.tp_rank).len(),
             Axis::Dim | Axis::Content | Axis::State => row_items,
         };
         Slot {
@@ -152,14 +151,10 @@ impl Family<'_> {
         }
     }
 
-    fn state(&self, name: &str, layers: &[u64], part: &StatePart) -> Slot {
-        let mut shape = part.shape.clone();
+    fn state(&self, name: &str, layers: &[u64], index: usize, part: &StatePart) -> Slot {
+        let mut items = part.items();
         if let Some((axis, units)) = part.shard {
-            let held = Split::even(units, self.engine.tp_size).units(self.tp_rank).len();
-            shape[axis] = shape[axis] / units * held;
-        }
-        if let Some(innermost) = shape.last_mut() {
-            *innermost = part.dtype.items(*innermost);
+            items[axis] = items[axis] / units * self.sharded.splits[index].units(self.tp_rank).len();
         }
         let blocks = self.sharded.num_blocks.unwrap_or(0);
         Slot {
@@ -167,8 +162,8 @@ impl Family<'_> {
             group: self.g,
             layers: layers.to_vec(),
             planes: vec![part.name.clone()],
-            layout: Layout::state(shape.len()),
-            sizes: std::iter::once(blocks).chain(shape).collect(),
+            layout: Layout::state(items.len()),
+            sizes: std::iter::once(blocks).chain(items).collect(),
             item_bytes: part.dtype.item_bytes(),
         }
     }

@@ -60,6 +60,22 @@ impl Strided {
         Some(Self { run_bytes, dims: canonical })
     }
 
+    /// The canonical forms of a run and its dimensions, with the bytes by which each is shifted: one
+    /// form, or several where the dimensions do not fit and the least of them is taken step by step.
+    pub fn fitting(run_bytes: u64, dims: Vec<Dim>) -> Vec<(u64, u64, Self)> {
+        if let Some(strided) = Self::new(run_bytes, dims.iter().copied()) {
+            return vec![(0, 0, strided)];
+        }
+        let (least, mut rest) = (least_loop(&dims), dims);
+        let least = rest.swap_remove(least);
+        let fitting = Self::fitting(run_bytes, rest);
+        let step = |step: u64| {
+            let (source, target) = (step * least.source_stride, step * least.target_stride);
+            fitting.iter().map(move |(s, t, strided)| (s + source, t + target, *strided))
+        };
+        (0..least.count).flat_map(step).collect()
+    }
+
     /// The dimensions that loop, outermost first.
     pub fn looping(&self) -> &[Dim] {
         let unused = self.dims.iter().take_while(|dim| dim.count == 1).count();
@@ -82,6 +98,12 @@ impl Strided {
             (source + (dim.count - 1) * dim.source_stride, target + (dim.count - 1) * dim.target_stride)
         })
     }
+}
+
+/// The dimension that loops the fewest times.
+fn least_loop(dims: &[Dim]) -> usize {
+    let looping = dims.iter().enumerate().filter(|(_, dim)| dim.count > 1);
+    looping.min_by_key(|(_, dim)| dim.count).map_or(0, |(index, _)| index)
 }
 
 /// One strided copy, repeated for every entry of a slice of the block table.

@@ -62,7 +62,7 @@ fn plan(case: &Case, target_rank: usize) -> Plan {
     let target_rank = target_rank % route.target().num_ranks();
     let (source, target) =
         (blocks(&case.source, Side::Source, case), blocks(&case.target, Side::Target, case));
-    Plan::new(route, target_rank, &source, &target, case.tokens).unwrap()
+    Plan::new(route, (Side::Target, target_rank), &source, &target, case.tokens).unwrap()
 }
 
 proptest! {
@@ -77,7 +77,7 @@ proptest! {
         one_process in any::<bool>(),
     ) {
         let plan = plan(&case, rank);
-        let mut target = dense(&plan, Side::Target, plan.target_rank());
+        let mut target = dense(&plan, Side::Target, plan.made_for().1);
         target_places.lay_out(&mut target, 0);
         let mut bound = Vec::new();
         for (index, (source_rank, _)) in plan.rank_pairs().into_iter().enumerate() {

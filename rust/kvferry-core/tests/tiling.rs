@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvferry_core::bind::bind;
-use kvferry_core::blocks::{BlockList, due, pieces};
+use kvferry_core::blocks::{BlockList, due, stretches};
 use kvferry_core::expand::{each_step, fragments};
 use kvferry_core::overlap::{Bound, check};
 use kvferry_core::plan::Plan;
@@ -19,26 +19,27 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn pieces_tile_the_due_slots_in_order(case in case()) {
+    fn stretches_tile_the_due_slots_in_order(case in case()) {
         let (source, target) = (engine("s", &case.source, &case), engine("t", &case.target, &case));
         let (source_blocks, target_blocks) =
             (blocks(&case.source, Side::Source, &case), blocks(&case.target, Side::Target, &case));
-        let source_list = BlockList::new(&source, 0, &source_blocks.ids[0], source_blocks.first_tokens[0]).unwrap();
-        let target_list = BlockList::new(&target, 0, &target_blocks.ids[0], target_blocks.first_tokens[0]).unwrap();
+        let (source_first, target_first) = (source_blocks.first_tokens[0], target_blocks.first_tokens[0]);
+        let source_list = BlockList::new(&source, 0, &source_blocks.ids[0], source_first).unwrap();
+        let target_list = BlockList::new(&target, 0, &target_blocks.ids[0], target_first).unwrap();
         let due = due(&target_list, case.tokens).unwrap();
         let mut position = due.begin;
-        for piece in pieces(&source_list, &target_list, due).unwrap() {
-            for (list, size, block, slot) in [
-                (&source_list, case.source.tokens_per_block, piece.source_block, piece.source_slot),
-                (&target_list, case.target.tokens_per_block, piece.target_block, piece.target_slot),
+        for stretch in stretches(&source_list, &target_list, due).unwrap() {
+            for (blocks, first, size, block, offset) in [
+                (&source_blocks, source_first, case.source.tokens_per_block, stretch.source_block, stretch.source_offset),
+                (&target_blocks, target_first, case.target.tokens_per_block, stretch.target_block, stretch.target_offset),
             ] {
-                let index = usize::try_from((position - list.first) / size).unwrap();
-                prop_assert_eq!(list.ids[index].unsigned_abs(), block);
-                prop_assert_eq!((position - list.first) % size, slot);
-                prop_assert!(slot + piece.slots <= size);
+                let index = usize::try_from((position - first) / size).unwrap();
+                prop_assert_eq!(blocks.ids[0][index].unsigned_abs(), block);
+                prop_assert_eq!((position - first) % size, offset);
+                prop_assert!(offset + stretch.slots <= size);
             }
-            prop_assert!(piece.slots > 0);
-            position += piece.slots;
+            prop_assert!(stretch.slots > 0);
+            position += stretch.slots;
         }
         prop_assert_eq!(position.max(due.begin), due.end.max(due.begin));
     }
@@ -50,7 +51,7 @@ proptest! {
         let (source_blocks, target_blocks) =
             (blocks(&case.source, Side::Source, &case), blocks(&case.target, Side::Target, &case));
         for target_rank in 0..route.target().num_ranks() {
-            let plan = Plan::new(Arc::clone(&route), target_rank, &source_blocks, &target_blocks, case.tokens).unwrap();
+            let plan = Plan::new(Arc::clone(&route), (Side::Target, target_rank), &source_blocks, &target_blocks, case.tokens).unwrap();
             let target = dense(&plan, Side::Target, target_rank);
             let mut written = BTreeMap::new();
             for (source_rank, _) in plan.rank_pairs() {

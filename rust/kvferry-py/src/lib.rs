@@ -7,6 +7,7 @@ mod descriptors;
 mod dlpack;
 mod engine;
 mod errors;
+mod loops;
 mod plan;
 mod route;
 
@@ -19,6 +20,8 @@ mod _core {
     use crate::descriptors::Descriptors;
     #[pymodule_export]
     use crate::engine::{Engine, TensorSlot, canonical_layout, check_group, check_model};
+    #[pymodule_export]
+    use crate::loops::Loops;
     #[pymodule_export]
     use crate::plan::Plan;
     #[pymodule_export]

@@ -1,4 +1,4 @@
-//! `Plan`: what one target rank moves for one request.
+//! `Plan`: what one rank moves for one request.
 
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ use crate::args::natural;
 use crate::cache::{End, KVCache};
 use crate::descriptors::Descriptors;
 use crate::errors::OrRaise;
+use crate::loops::Loops;
 
-/// What one target rank reads for one request; made by `Route.plan`.
+/// What one target rank reads (`Route.plan`), or one source rank sends (`Route.plan_push`), for one request.
 ///
 /// Attributes
 /// ----------
@@ -27,8 +28,8 @@ use crate::errors::OrRaise;
 /// source_ranks, target_ranks
 ///     The sorted ends of these pairs.
 /// notify_only
-///     Source ranks that hold something the target rank needs and are not read: they must still hear
-///     that the request is done.
+///     For a target rank, the source ranks that hold something it needs and are not read: they must
+///     still hear that the request is done. Empty for a source rank.
 /// num_bytes
 ///     Payload.
 #[pyclass(frozen, module = "kvferry._core")]
@@ -111,13 +112,33 @@ impl Plan {
     ) -> PyResult<Descriptors> {
         let source = End::read(self.engine(Side::Source), source)?;
         let target = End::read(self.engine(Side::Target), target)?;
-        let fragments = py.detach(|| {
-            let schedule = bind(&self.inner, &source.cache, &target.cache)?;
-            let bound = BoundSchedule { schedule: &schedule, source: &source.cache, target: &target.cache };
-            overlap::check(&[bound], source.is_local && target.is_local)?;
-            fragments(&schedule)
-        });
+        let fragments = py
+            .detach(|| bind_checked(&self.inner, &source, &target).and_then(|schedule| fragments(&schedule)));
         Ok(Descriptors::new(py, &fragments.or_raise()?))
+    }
+
+    /// What `target` reads from `source`, as compact loops: hundreds of rows where descriptors are
+    /// millions.
+    ///
+    /// Parameters
+    /// ----------
+    /// source, target
+    ///     As for `descriptors`.
+    ///
+    /// Returns
+    /// -------
+    /// Loops
+    ///     Empty where the two ranks are no pair of this plan.
+    ///
+    /// Raises
+    /// ------
+    /// BlockRangeError, OverlapError, LayoutError
+    ///     As for `descriptors`.
+    fn loops(&self, py: Python<'_>, source: &Bound<'_, PyAny>, target: &Bound<'_, PyAny>) -> PyResult<Loops> {
+        let source = End::read(self.engine(Side::Source), source)?;
+        let target = End::read(self.engine(Side::Target), target)?;
+        let schedule = py.detach(|| bind_checked(&self.inner, &source, &target));
+        Loops::new(py, schedule.or_raise()?)
     }
 
     /// Run the plan in this process; it has finished when this returns.
@@ -193,16 +214,20 @@ impl Plan {
         let pairs = PyTuple::new(py, pairs.collect::<PyResult<Vec<_>>>()?)?;
         let group_class = module.getattr("GroupExplanation")?;
         let groups = self.inner.route().pairs().iter().enumerate().map(|(index, pair)| {
-            let pieces = self.inner.pieces(index);
-            let tokens_per_slot = self.engine(Side::Target).groups[pair.target_group].group.tokens_per_slot();
-            let tokens = pieces.iter().map(|piece| piece.slots).sum::<u64>() * tokens_per_slot;
-            group_class.call1((pair.source_group, pair.target_group, pair.layers.len(), tokens, pieces.len()))
+            let stretches = self.inner.stretches(index);
+            let group = &self.engine(Side::Target).groups[pair.target_group].group;
+            let slots = stretches.iter().map(|stretch| stretch.slots).sum::<u64>();
+            let (kind, tokens) = (group.kind.word(), slots * group.tokens_per_slot());
+            let groups = (pair.source_group, pair.target_group);
+            group_class.call1((groups.0, groups.1, kind, pair.layers.len(), tokens, stretches.len()))
         });
         let groups = PyTuple::new(py, groups.collect::<PyResult<Vec<_>>>()?)?;
+        let (end, rank) = self.inner.made_for();
         module.getattr("Explanation")?.call1((
             &self.engine(Side::Source).id,
             &self.engine(Side::Target).id,
-            self.inner.target_rank(),
+            end.to_string(),
+            rank,
             groups,
             pairs,
             self.notify_only(py)?,
@@ -210,12 +235,9 @@ impl Plan {
     }
 
     fn __repr__(&self) -> String {
-        format!(
-            "Plan(target_rank={}, pairs={:?}, num_bytes={})",
-            self.inner.target_rank(),
-            self.inner.rank_pairs(),
-            self.inner.num_bytes()
-        )
+        let (end, rank) = self.inner.made_for();
+        let (pairs, num_bytes) = (self.inner.rank_pairs(), self.inner.num_bytes());
+        format!("Plan({end}_rank={rank}, pairs={pairs:?}, num_bytes={num_bytes})")
     }
 }
 
@@ -250,6 +272,14 @@ impl Plan {
             ))),
         }
     }
+}
+
+/// Binds one pair and checks what it writes.
+fn bind_checked(plan: &plan::Plan, source: &End, target: &End) -> kvferry_core::Result<Schedule> {
+    let schedule = bind(plan, &source.cache, &target.cache)?;
+    let bound = BoundSchedule { schedule: &schedule, source: &source.cache, target: &target.cache };
+    overlap::check(&[bound], source.is_local && target.is_local)?;
+    Ok(schedule)
 }
 
 /// Binds and checks every pair, then copies.

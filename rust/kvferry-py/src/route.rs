@@ -28,8 +28,6 @@ use crate::plan::Plan;
 /// ------
 /// IncompatibleEnginesError
 ///     The two can never exchange caches: heads, sizes, dtype, window or layers differ.
-/// NotImplementedError
-///     The contract knows the combination, this version does not plan it.
 ///
 /// Examples
 /// --------
@@ -126,14 +124,43 @@ impl Route {
         source_first_token: Option<&Bound<'_, PyAny>>,
         target_first_token: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Plan> {
-        let target_rank = index("target_rank", target_rank)?;
-        let request = |side, blocks, first_token| self.request_blocks(py, side, blocks, first_token);
-        let source = request(Side::Source, source_blocks, source_first_token)?;
-        let target = request(Side::Target, target_blocks, target_first_token)?;
-        let tokens = interval("tokens", tokens)?;
-        let route = Arc::clone(&self.inner);
-        let inner = py.detach(|| plan::Plan::new(route, target_rank, &source, &target, tokens)).or_raise()?;
-        Ok(Plan::new(inner))
+        let rank = (Side::Target, index("target_rank", target_rank)?);
+        let source = self.request_blocks(py, Side::Source, source_blocks, source_first_token)?;
+        let target = self.request_blocks(py, Side::Target, target_blocks, target_first_token)?;
+        self.plan_for(py, rank, &source, &target, tokens)
+    }
+
+    /// Plan what `source_rank` must send of one request.
+    ///
+    /// Over all sources these plans move what `plan` moves over all targets.
+    ///
+    /// Parameters
+    /// ----------
+    /// source_rank
+    ///     Global rank of the source.
+    /// source_blocks, target_blocks, tokens, source_first_token, target_first_token
+    ///     As for `plan`.
+    ///
+    /// Raises
+    /// ------
+    /// BlockRangeError, AlignmentError, OverlapError
+    ///     As for `plan`.
+    #[pyo3(signature = (source_rank, source_blocks, target_blocks, tokens, *, source_first_token=None, target_first_token=None))]
+    #[expect(clippy::too_many_arguments, reason = "the public signature")]
+    fn plan_push(
+        &self,
+        py: Python<'_>,
+        source_rank: &Bound<'_, PyAny>,
+        source_blocks: &Bound<'_, PyAny>,
+        target_blocks: &Bound<'_, PyAny>,
+        tokens: &Bound<'_, PyAny>,
+        source_first_token: Option<&Bound<'_, PyAny>>,
+        target_first_token: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Plan> {
+        let rank = (Side::Source, index("source_rank", source_rank)?);
+        let source = self.request_blocks(py, Side::Source, source_blocks, source_first_token)?;
+        let target = self.request_blocks(py, Side::Target, target_blocks, target_first_token)?;
+        self.plan_for(py, rank, &source, &target, tokens)
     }
 
     fn __repr__(&self) -> String {
@@ -142,6 +169,20 @@ impl Route {
 }
 
 impl Route {
+    fn plan_for(
+        &self,
+        py: Python<'_>,
+        rank: (Side, usize),
+        source: &RequestBlocks,
+        target: &RequestBlocks,
+        tokens: &Bound<'_, PyAny>,
+    ) -> PyResult<Plan> {
+        let tokens = interval("tokens", tokens)?;
+        let route = Arc::clone(&self.inner);
+        let inner = py.detach(|| plan::Plan::new(route, rank, source, target, tokens)).or_raise()?;
+        Ok(Plan::new(inner))
+    }
+
     fn request_blocks(
         &self,
         py: Python<'_>,
