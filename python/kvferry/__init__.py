@@ -5,6 +5,7 @@ request (`Route.plan`), and copy it or hand its descriptors to a transport (`Pla
 """
 
 from kvferry import errors
+from kvferry._core import __version__
 from kvferry.cache import KVCache, RankDescription, SlotDescription
 from kvferry.layout import Layout
 from kvferry.plan import Descriptors, Explanation, Loops, Plan, Route
@@ -33,5 +34,6 @@ __all__ = [
     "SlotDescription",
     "StateGroup",
     "StatePart",
+    "__version__",
     "errors",
 ]

@@ -17,11 +17,16 @@ __all__ = [
     "Loops",
     "Plan",
     "Route",
+    "Staged",
+    "StagedDescriptors",
     "TensorSlot",
+    "__version__",
     "canonical_layout",
     "check_group",
     "check_model",
 ]
+
+__version__: str
 
 def canonical_layout(text: str) -> str: ...
 def check_group(group: Group) -> None: ...
@@ -113,6 +118,16 @@ class Plan:
     def loops(
         self, source: KVCache | RankDescription, target: KVCache | RankDescription
     ) -> Loops: ...
+    def staged(
+        self, source: KVCache | RankDescription, target: KVCache | RankDescription
+    ) -> Staged: ...
+    def recommend_staging(
+        self,
+        source: KVCache | RankDescription,
+        target: KVCache | RankDescription,
+        *,
+        min_mean_bytes: int = 4096,
+    ) -> bool: ...
     def copy(
         self,
         sources: KVCache | Sequence[KVCache],
@@ -173,6 +188,28 @@ class Loops:
     def source_table(self) -> npt.NDArray[np.int64]: ...
     @property
     def target_table(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def total_bytes(self) -> int: ...
+    def __len__(self) -> int: ...
+
+@final
+class Staged:
+    @property
+    def scratch_bytes(self) -> int: ...
+    @property
+    def descriptors(self) -> StagedDescriptors: ...
+    def finish(self, scratch: Any, target: KVCache, *, stream: int | None = None) -> None: ...
+
+@final
+class StagedDescriptors:
+    @property
+    def source_tensor(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def source_offset(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def scratch_offset(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def length(self) -> npt.NDArray[np.int64]: ...
     @property
     def total_bytes(self) -> int: ...
     def __len__(self) -> int: ...

@@ -1,7 +1,9 @@
-"""The one error tree: every failure of kvferry is a :class:`KVFerryError`.
+"""The errors that callers tell apart, all beneath `KVFerryError`.
 
 Each class is also the built-in that a caller would reach for, so ``except ValueError`` keeps
-working where a connector was written before kvferry. Messages name what was asked and the limit.
+working where a connector was written before kvferry. An argument that makes no sense by itself
+(a rank that no engine has, ``tp_size=0``) is a plain ``ValueError``, one of the wrong kind a
+``TypeError``. Messages name what was asked and the limit.
 """
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry._core import Descriptors, Loops, Plan, Route
+from kvferry._core import Descriptors, Loops, Plan, Route, Staged, StagedDescriptors
 
 __all__ = [
     "Descriptors",
@@ -14,6 +14,8 @@ __all__ = [
     "PairExplanation",
     "Plan",
     "Route",
+    "Staged",
+    "StagedDescriptors",
 ]
 
 
@@ -58,6 +60,10 @@ class PairExplanation(msgspec.Struct, frozen=True):
         Strided loops that stand for them.
     min_bytes, max_bytes
         Smallest and largest fragment.
+    staged_descriptors, staged_bytes
+        What the first step of `Plan.staged` would move instead.
+    staging_pays
+        Whether that is worth it on a wire (see `Plan.recommend_staging`).
     """
 
     source_rank: int
@@ -67,6 +73,9 @@ class PairExplanation(msgspec.Struct, frozen=True):
     num_loops: int
     min_bytes: int
     max_bytes: int
+    staged_descriptors: int
+    staged_bytes: int
+    staging_pays: bool
 
     @property
     def mean_bytes(self) -> float:
@@ -122,17 +131,28 @@ class Explanation(msgspec.Struct, frozen=True):
             f"in {group.num_stretches:,} stretches of blocks"
             for group in self.groups
         ]
-        lines += [
-            f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} "
-            f"in {pair.num_fragments:,} fragments of {_size(pair.min_bytes)} "
-            f"to {_size(pair.max_bytes)}, {_size(pair.mean_bytes)} on average "
-            f"({pair.num_loops:,} loops)"
-            for pair in self.pairs
-        ]
+        for pair in self.pairs:
+            lines += _pair_lines(pair)
         if self.notify_only:
             ranks = ", ".join(map(str, self.notify_only))
             lines.append(f"  holds the same, is only notified: rank {ranks}")
         return "\n".join(lines)
+
+
+def _pair_lines(pair: PairExplanation) -> list[str]:
+    """Say what one pair moves, and what staging would move instead."""
+    verdict = "pays on a wire" if pair.staging_pays else "does not pay"
+    direct = (
+        f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} "
+        f"in {pair.num_fragments:,} fragments of {_size(pair.min_bytes)} "
+        f"to {_size(pair.max_bytes)}, {_size(pair.mean_bytes)} on average "
+        f"({pair.num_loops:,} loops)"
+    )
+    staged = (
+        f"    staged: {_size(pair.staged_bytes)} in {pair.staged_descriptors:,} descriptors, "
+        f"which {verdict}"
+    )
+    return [direct, staged]
 
 
 def _size(num_bytes: float) -> str:

@@ -39,7 +39,9 @@ class AttentionGroup(msgspec.Struct, frozen=True, tag="attention"):
     head_dim
         Elements of one head's key.
     dtype
-        Element type of the cache, one of the names in the module's contract (``"bfloat16"``, …).
+        Element type of the cache: ``bfloat16``, ``float16``, ``float32``, ``float64``,
+        ``float8_e4m3fn``, ``float8_e5m2``, ``float8_e8m0fnu``, ``int8``, ``uint8``, ``int16``,
+        ``int32``, ``int64``, or ``float4_e2m1fn_x2``, two elements a byte.
     v_head_dim
         Elements of one head's value; ``None`` means ``head_dim``.
     sliding_window

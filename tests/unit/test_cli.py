@@ -1,6 +1,7 @@
 """The `kvferry demo` command: its exit codes and what it prints."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,12 +65,35 @@ def test_layers_are_cut_to_fit_and_said_so(tiny, capsys):
     [
         (["--model", "nowhere.json"], "nowhere.json"),
         (["--source-layout", "NHX"], "letter 'X'"),
-        (["--tokens", "0"], "--tokens 0"),
         (["--max-gib", "0.0000001"], "one layer takes"),
-        (["--target-tp", "0"], "tp_size=0"),
         (["--model", str(MODELS / "deepseek-v3.json")], "attention groups only"),
     ],
 )
 def test_what_cannot_be_done_is_said_with_code_2(tiny, options, message, capsys):
     assert main(["demo", "--model", str(tiny), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "option", ["--tokens", "--threads", "--seed", "--source-tp", "--target-block"]
+)
+def test_numbers_are_checked_before_anything_else(option, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", option, "0"])
+    assert stopped.value.code == 2
+    assert f"argument {option}: 0 is not positive" in capsys.readouterr().err
+
+
+def test_the_version_is_the_packages(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == f"kvferry {version('kvferry')}"
+
+
+def test_the_table_fits_eighty_columns(tiny, capsys):
+    assert (
+        main(["demo", "--model", str(tiny), "--source-tp=16", "--target-tp=1", "--tokens=100"]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "of memcpy" in printed and "exact" in printed

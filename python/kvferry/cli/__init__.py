@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvferry import __version__
+
 DEFAULT_MODEL = Path(__file__).with_name("llama-3.1-8b.json")
 
 
@@ -30,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = argparse.ArgumentParser(prog="kvferry", description=__doc__)
+    top.add_argument("--version", action="version", version=f"kvferry {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
@@ -41,12 +44,20 @@ def parser() -> argparse.ArgumentParser:
     add = demo.add_argument
     add("--model", type=Path, default=DEFAULT_MODEL, metavar="CONFIG", help="a config.json")
     add("--dtype", help="element type of the cache, where it is not the weights'")
-    add("--tokens", type=int, default=4096, help="tokens of the request")
+    add("--tokens", type=positive, default=4096, help="tokens of the request")
     add("--max-gib", type=float, default=2.0, help="caches of both engines together, at most")
-    add("--threads", type=int, default=1, help="threads that copy; memcpy has one")
-    add("--seed", type=int, default=0, help="of the block tables")
+    add("--threads", type=positive, default=1, help="threads that copy, at most; memcpy has one")
+    add("--seed", type=positive, default=1, help="of the block tables")
     for side, tp, tokens, layout in (("source", 4, 16, "KBHND"), ("target", 2, 64, "KBNHD")):
-        add(f"--{side}-tp", type=int, default=tp, help="tensor-parallel size")
-        add(f"--{side}-block", type=int, default=tokens, help="tokens a block")
+        add(f"--{side}-tp", type=positive, default=tp, help="tensor-parallel size")
+        add(f"--{side}-block", type=positive, default=tokens, help="tokens a block")
         add(f"--{side}-layout", default=layout, help="axis letters in memory order")
     return top
+
+
+def positive(text: str) -> int:
+    """Parse an integer from 1 on; the parser names the option of any other."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number

@@ -31,7 +31,7 @@ from kvferry.testing import Mismatch, check_reference, fill_reference, poison
 
 # Timings of one copy; the median counts.
 REPEATS = 3
-COLUMNS = ("rank", "reads", "MiB", "fragments", "least", "plan ms", "GB/s", "of memcpy", "bytes")
+COLUMNS = ("rank", "reads", "MiB", "fragments", "least", "plan", "copy", "of memcpy", "bytes")
 
 T = TypeVar("T")
 Tensors = list[npt.NDArray[np.generic]]
@@ -65,8 +65,6 @@ class Moved:
 def run(arguments: argparse.Namespace) -> int:
     """Run the demo; return 0, or 1 where a byte differs from what the reference says."""
     console = Console()
-    if arguments.tokens < 1:
-        raise ValueError(f"--tokens {arguments.tokens} is not positive")
     whole = ModelSpec.from_hf_config(arguments.model, dtype=arguments.dtype)
     model = fit(whole, arguments)
     route = Route(*engines(model, arguments))
@@ -176,7 +174,8 @@ def _setting(
     cut = (
         "" if kept == layers else f" of {layers}, so that caches stay under {arguments.max_gib} GiB"
     )
-    lines = [f"{arguments.model.stem}: {kept} layers{cut}; {arguments.tokens:,} tokens"]
+    plural = "" if arguments.tokens == 1 else "s"
+    lines = [f"{arguments.model.stem}: {kept} layers{cut}; {arguments.tokens:,} token{plural}"]
     lines += [
         f"  {engine.engine_id}: tp={engine.tp_size}, {engine.tokens_per_block} tokens a block, "
         f"{engine.layout}"
@@ -202,23 +201,31 @@ def _bar(progress: Progress, description: str, total_bytes: int) -> Callable[[in
     return lambda num_bytes: progress.advance(task, num_bytes)
 
 
+def _ranks(ranks: Sequence[int]) -> str:
+    """Ranks for people; many in a row as their ends."""
+    if len(ranks) > 2 and ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ",".join(map(str, ranks)) or "-"
+
+
 def _table(moved: Sequence[Moved], mismatches: Sequence[Mismatch | None], threads: int) -> Table:
-    plural = "s" if threads > 1 else ""
+    by = "one thread" if threads == 1 else f"at most {threads} threads"
     table = Table(
-        title=f"what each target rank reads, copied by {threads} thread{plural}",
+        title=f"what each target rank reads, copied by {by}",
         box=box.SIMPLE_HEAD,
     )
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
+    table.padding = (0, 0)  # fits 80 columns whatever the numbers
     for rank, (row, mismatch) in enumerate(zip(moved, mismatches, strict=True)):
         table.add_row(
             str(rank),
-            ",".join(map(str, row.source_ranks)) or "-",
+            _ranks(row.source_ranks),
             f"{row.num_bytes / 2**20:,.0f}",
             f"{row.num_fragments:,}",
-            f"{row.min_bytes:,} B",
-            f"{row.plan_seconds * 1e3:.2f}",
-            f"{row.num_bytes / row.copy_seconds / 1e9:.1f}",
+            f"{row.min_bytes} B",
+            f"{row.plan_seconds * 1e3:.2f} ms",
+            f"{row.num_bytes / row.copy_seconds / 1e9:.1f} GB/s",
             f"{row.memcpy_seconds / row.copy_seconds:.2f}" if row.num_bytes else "-",
             "exact" if mismatch is None else "WRONG",
         )

@@ -23,9 +23,6 @@ pub enum Error {
     /// Any other value that makes no sense.
     #[error("{0}")]
     Value(String),
-    /// A combination that the contract knows and this version does not plan.
-    #[error("{0}")]
-    NotSupported(String),
 }
 
 /// Results of this crate.

@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
-use crate::bind::bind;
+use crate::bind::{Schedule, bind};
 use crate::cache::RankCache;
 use crate::error::Result;
-use crate::expand::{Fragment, fragments};
+use crate::expand::fragments;
 use crate::plan::Plan;
 use crate::route::Side;
+use crate::staging::stage;
 
-/// What one rank pair moves.
+/// Fragments of this average move well enough by themselves: their bytes take as long on a wire as a
+/// good part of the 5 µs that a descriptor costs.
+pub const DEFAULT_MIN_MEAN_BYTES: u64 = 4096;
+
+/// What one rank pair moves, directly and staged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PairSummary {
-    /// Rank that is read.
-    pub source_rank: usize,
-    /// Rank that is written.
-    pub target_rank: usize,
+pub struct Summary {
     /// Copy loops.
     pub num_loops: u64,
     /// Pieces that are contiguous on both sides.
@@ -24,29 +25,48 @@ pub struct PairSummary {
     pub num_bytes: u64,
     /// Smallest and largest fragment; zero where there is none.
     pub fragment_bytes: (u64, u64),
+    /// Descriptors of the first step of a staged transfer.
+    pub staged_descriptors: u64,
+    /// Bytes that it moves, which the scratch buffer must have.
+    pub staged_bytes: u64,
 }
 
-/// Summarises every pair of a plan, over the given tensors or, for ranks that are not among them, over
-/// dense ones.
+impl Summary {
+    /// Whether staging pays: fragments are smaller than `min_mean_bytes` on average, and it has at most
+    /// half as many descriptors.
+    pub fn staging_pays(&self, min_mean_bytes: u64) -> bool {
+        let is_small =
+            u128::from(self.num_bytes) < u128::from(self.num_fragments) * u128::from(min_mean_bytes);
+        is_small && self.staged_descriptors <= self.num_fragments / 2
+    }
+}
+
+/// Summarises one rank pair's schedule.
+pub fn summarize(schedule: &Schedule) -> Result<Summary> {
+    let fragments = fragments(schedule)?;
+    let staged = stage(schedule)?;
+    let lengths = || fragments.iter().map(|fragment| fragment.length);
+    Ok(Summary {
+        num_loops: schedule.loops.len() as u64,
+        num_fragments: fragments.len() as u64,
+        num_bytes: lengths().sum(),
+        fragment_bytes: (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0)),
+        staged_descriptors: staged.runs.len() as u64,
+        staged_bytes: staged.scratch_bytes,
+    })
+}
+
+/// Summarises every rank pair of a plan, over the given tensors or, for ranks that are not among them,
+/// over dense ones.
 pub fn explain(
     plan: &Plan,
     sources: &[Arc<RankCache>],
     targets: &[Arc<RankCache>],
-) -> Result<Vec<PairSummary>> {
+) -> Result<Vec<((usize, usize), Summary)>> {
     let summary = |(source_rank, target_rank)| {
         let source = cache_of(plan, Side::Source, sources, source_rank)?;
         let target = cache_of(plan, Side::Target, targets, target_rank)?;
-        let schedule = bind(plan, &source, &target)?;
-        let fragments = fragments(&schedule)?;
-        let lengths = || fragments.iter().map(|fragment: &Fragment| fragment.length);
-        Ok(PairSummary {
-            source_rank,
-            target_rank,
-            num_loops: schedule.loops.len() as u64,
-            num_fragments: fragments.len() as u64,
-            num_bytes: lengths().sum(),
-            fragment_bytes: (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0)),
-        })
+        Ok(((source_rank, target_rank), summarize(&bind(plan, &source, &target)?)?))
     };
     plan.rank_pairs().into_iter().map(summary).collect()
 }

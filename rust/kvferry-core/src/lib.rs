@@ -33,6 +33,7 @@ pub mod plan;
 pub mod route;
 pub mod shard;
 pub mod slot;
+pub mod staging;
 pub mod strided;
 pub mod tensor;
 

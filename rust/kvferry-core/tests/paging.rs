@@ -1,4 +1,4 @@
-//! Paging and pieces against the formula of the contract, slot by slot.
+//! Paging and pieces against the interleaving formula, slot by slot.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The mapping from the core's errors to the tree in `kvferry.errors`.
 
 use kvferry_core::Error;
-use pyo3::exceptions::{PyNotImplementedError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -9,7 +9,6 @@ use pyo3::types::PyType;
 pub fn to_py(error: Error) -> PyErr {
     let (class, message) = match error {
         Error::Value(message) => return PyValueError::new_err(message),
-        Error::NotSupported(message) => return PyNotImplementedError::new_err(message),
         Error::Alignment(message) => ("AlignmentError", message),
         Error::BlockRange(message) => ("BlockRangeError", message),
         Error::Overlap(message) => ("OverlapError", message),

@@ -10,10 +10,15 @@ mod errors;
 mod loops;
 mod plan;
 mod route;
+mod staged;
 
 /// The compiled part of kvferry; import its names from `kvferry`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    /// The package's version.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use crate::cache::KVCache;
     #[pymodule_export]
@@ -26,4 +31,6 @@ mod _core {
     use crate::plan::Plan;
     #[pymodule_export]
     use crate::route::Route;
+    #[pymodule_export]
+    use crate::staged::{Staged, StagedDescriptors};
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use kvferry_core::bind::{Schedule, bind};
 use kvferry_core::cache::RankCache;
 use kvferry_core::expand::fragments;
-use kvferry_core::explain::explain;
+use kvferry_core::explain::{DEFAULT_MIN_MEAN_BYTES, explain, summarize};
 use kvferry_core::overlap::{self, Bound as BoundSchedule};
 use kvferry_core::plan;
 use kvferry_core::route::Side;
+use kvferry_core::staging::stage;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyTuple};
@@ -18,6 +19,7 @@ use crate::cache::{End, KVCache};
 use crate::descriptors::Descriptors;
 use crate::errors::OrRaise;
 use crate::loops::Loops;
+use crate::staged::Staged;
 
 /// What one target rank reads (`Route.plan`), or one source rank sends (`Route.plan_push`), for one request.
 ///
@@ -141,6 +143,65 @@ impl Plan {
         Loops::new(py, schedule.or_raise()?)
     }
 
+    /// What `target` reads from `source`, in two steps through a scratch buffer on the target.
+    ///
+    /// Parameters
+    /// ----------
+    /// source, target
+    ///     As for `descriptors`.
+    ///
+    /// Returns
+    /// -------
+    /// Staged
+    ///     Few long moves into scratch, and a local copy that finishes.
+    ///
+    /// Raises
+    /// ------
+    /// BlockRangeError, OverlapError, LayoutError
+    ///     As for `descriptors`.
+    fn staged(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        target: &Bound<'_, PyAny>,
+    ) -> PyResult<Staged> {
+        let source = End::read(self.engine(Side::Source), source)?;
+        let target = End::read(self.engine(Side::Target), target)?;
+        let staged =
+            py.detach(|| bind_checked(&self.inner, &source, &target).and_then(|schedule| stage(&schedule)));
+        Staged::new(py, staged.or_raise()?, target.cache)
+    }
+
+    /// Whether the two steps of `staged` pay for this rank pair.
+    ///
+    /// Parameters
+    /// ----------
+    /// source, target
+    ///     As for `descriptors`.
+    /// min_mean_bytes
+    ///     Descriptors of at least this average are taken as they are.
+    ///
+    /// Returns
+    /// -------
+    /// bool
+    ///     Whether descriptors are smaller than that, and staging has at most half as many.
+    #[pyo3(signature = (source, target, *, min_mean_bytes=4096))]
+    fn recommend_staging(
+        &self,
+        py: Python<'_>,
+        source: &Bound<'_, PyAny>,
+        target: &Bound<'_, PyAny>,
+        min_mean_bytes: u64,
+    ) -> PyResult<bool> {
+        let source = End::read(self.engine(Side::Source), source)?;
+        let target = End::read(self.engine(Side::Target), target)?;
+        let summary = py.detach(|| {
+            let schedule = bind_checked(&self.inner, &source, &target)?;
+            summarize(&schedule)
+        });
+        Ok(summary.or_raise()?.staging_pays(min_mean_bytes))
+    }
+
     /// Run the plan in this process; it has finished when this returns.
     ///
     /// Parameters
@@ -205,11 +266,21 @@ impl Plan {
         let summaries = py.detach(|| explain(&self.inner, &sources, &targets)).or_raise()?;
         let module = py.import("kvferry.plan")?;
         let pair_class = module.getattr("PairExplanation")?;
-        let pairs = summaries.iter().map(|pair| {
+        let pairs = summaries.iter().map(|((source_rank, target_rank), pair)| {
+            let staging_pays = pair.staging_pays(DEFAULT_MIN_MEAN_BYTES);
             let (min_bytes, max_bytes) = pair.fragment_bytes;
-            let (ranks, counts) =
-                ((pair.source_rank, pair.target_rank), (pair.num_bytes, pair.num_fragments));
-            pair_class.call1((ranks.0, ranks.1, counts.0, counts.1, pair.num_loops, min_bytes, max_bytes))
+            pair_class.call1((
+                source_rank,
+                target_rank,
+                pair.num_bytes,
+                pair.num_fragments,
+                pair.num_loops,
+                min_bytes,
+                max_bytes,
+                pair.staged_descriptors,
+                pair.staged_bytes,
+                staging_pays,
+            ))
         });
         let pairs = PyTuple::new(py, pairs.collect::<PyResult<Vec<_>>>()?)?;
         let group_class = module.getattr("GroupExplanation")?;

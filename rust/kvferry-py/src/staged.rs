@@ -1,0 +1,200 @@
+//! `Staged`: a transfer in two steps through a scratch buffer.
+
+use std::sync::Arc;
+
+use kvferry_core::Error;
+use kvferry_core::cache::RankCache;
+use kvferry_core::overlap::{self, Bound as BoundSchedule};
+use kvferry_core::staging::{self, StagedRun, scratch_cache};
+use kvferry_core::tensor::{RawTensor, Tensor};
+use numpy::{IntoPyArray, PyArray1};
+use pyo3::prelude::*;
+
+use crate::cache::KVCache;
+use crate::dlpack;
+use crate::errors::{OrRaise, to_py};
+
+/// A rank pair's transfer in two steps; made by `Plan.staged`.
+///
+/// First the moves of ``descriptors`` bring long contiguous runs of the source into a scratch buffer of
+/// ``scratch_bytes`` on the target, possibly with bytes between them that are not due. Then `finish`
+/// copies what is due to its places.
+///
+/// Attributes
+/// ----------
+/// scratch_bytes
+///     Bytes that the scratch buffer must have.
+/// descriptors
+///     A `StagedDescriptors`.
+#[pyclass(frozen, module = "kvferry._core")]
+pub struct Staged {
+    inner: staging::Staged,
+    /// The target that the second step was worked out for.
+    target: Arc<RankCache>,
+    #[pyo3(get)]
+    descriptors: Py<StagedDescriptors>,
+}
+
+impl Staged {
+    /// Wraps the core's steps.
+    pub fn new(py: Python<'_>, inner: staging::Staged, target: Arc<RankCache>) -> PyResult<Self> {
+        let descriptors = Py::new(py, StagedDescriptors::new(py, &inner.runs))?;
+        Ok(Self { inner, target, descriptors })
+    }
+}
+
+#[pymethods]
+impl Staged {
+    #[getter]
+    fn scratch_bytes(&self) -> u64 {
+        self.inner.scratch_bytes
+    }
+
+    /// Copy what is due from scratch to its places; it has finished when this returns.
+    ///
+    /// Parameters
+    /// ----------
+    /// scratch
+    ///     A contiguous DLPack tensor in host memory of at least ``scratch_bytes``, which the moves of
+    ///     ``descriptors`` have filled.
+    /// target
+    ///     The `KVCache` of the target rank.
+    /// stream
+    ///     For device tensors; host copies ignore it.
+    ///
+    /// Raises
+    /// ------
+    /// LayoutError
+    ///     The buffer is too small, not contiguous or not in host memory, or the target's tensors have
+    ///     other strides than those that this was made for.
+    /// OverlapError
+    ///     The buffer shares memory with what is written.
+    #[pyo3(signature = (scratch, target, *, stream=None))]
+    fn finish(
+        &self,
+        py: Python<'_>,
+        scratch: &Bound<'_, PyAny>,
+        target: &Bound<'_, KVCache>,
+        stream: Option<usize>,
+    ) -> PyResult<()> {
+        let _ = stream;
+        // Both keep their memory alive until the copy is done.
+        let (_owner, buffer) = dlpack::import("scratch", scratch)?;
+        let scratch_bytes = contiguous_bytes(&buffer)?;
+        if scratch_bytes < self.inner.scratch_bytes {
+            return Err(to_py(Error::Layout(format!(
+                "scratch has {scratch_bytes} bytes, the plan needs {}",
+                self.inner.scratch_bytes
+            ))));
+        }
+        let target = Arc::clone(&target.get().inner);
+        self.check_target(&target)?;
+        let source = scratch_cache(
+            Arc::clone(&target.engine),
+            target.rank,
+            buffer.address,
+            scratch_bytes,
+            buffer.device,
+        );
+        let bound = BoundSchedule { schedule: &self.inner.finish, source: &source, target: &target };
+        py.detach(|| {
+            overlap::check(&[bound], true)?;
+            // SAFETY: `source` describes the buffer that `_owner` keeps alive, `target` a `KVCache` that
+            // the caller holds; both are host memory. The target is writable and strided as the one
+            // that the schedule was bound to, and no byte is written twice or read (`check`).
+            unsafe { kvferry_copy::copy(&[bound], None) };
+            Ok(())
+        })
+        .or_raise()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Staged(scratch_bytes={}, descriptors={})", self.inner.scratch_bytes, self.inner.runs.len())
+    }
+}
+
+impl Staged {
+    fn check_target(&self, target: &RankCache) -> PyResult<()> {
+        let alike = |(a, b): (&Tensor, &Tensor)| (&a.sizes, &a.strides) == (&b.sizes, &b.strides);
+        let is_same = self.target.rank == target.rank
+            && *self.target.engine == *target.engine
+            && self.target.tensors.iter().zip(&target.tensors).all(alike);
+        if !is_same {
+            return Err(to_py(Error::Layout(format!(
+                "this was staged for rank {} of engine {:?} with tensors of other sizes or strides",
+                self.target.rank, self.target.engine.id
+            ))));
+        }
+        for copy in &self.inner.finish.loops {
+            if !target.tensors[copy.target_tensor].writable {
+                return Err(to_py(Error::Layout(format!(
+                    "tensor {:?} of rank {} is read-only, it cannot be a target; pass a writable one",
+                    target.slots[copy.target_tensor].name, target.rank
+                ))));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The size of a buffer without gaps.
+fn contiguous_bytes(buffer: &RawTensor) -> PyResult<u64> {
+    let mut bytes = buffer.item_bytes;
+    for (&size, &stride) in buffer.shape.iter().zip(&buffer.strides).rev() {
+        if size > 1 && u64::try_from(stride).ok() != Some(bytes) {
+            return Err(to_py(Error::Layout("scratch is not contiguous; pass a flat buffer".to_owned())));
+        }
+        let grown = bytes.checked_mul(size.unsigned_abs()).filter(|bytes| i64::try_from(*bytes).is_ok());
+        bytes = grown.ok_or_else(|| to_py(Error::Layout("scratch exceeds 2^63 bytes".to_owned())))?;
+    }
+    Ok(bytes)
+}
+
+/// The first step of a staged transfer as flat columns, sorted by source.
+///
+/// Row ``i`` moves ``length[i]`` bytes from ``source_offset[i]`` of tensor ``source_tensor[i]`` to
+/// ``scratch_offset[i]``. All columns are int64 arrays of shape ``[len(self)]``, offsets count bytes.
+#[pyclass(frozen, module = "kvferry._core")]
+pub struct StagedDescriptors {
+    #[pyo3(get)]
+    source_tensor: Py<PyArray1<i64>>,
+    #[pyo3(get)]
+    source_offset: Py<PyArray1<i64>>,
+    #[pyo3(get)]
+    scratch_offset: Py<PyArray1<i64>>,
+    #[pyo3(get)]
+    length: Py<PyArray1<i64>>,
+    count: usize,
+    /// Sum of all lengths.
+    #[pyo3(get)]
+    total_bytes: u64,
+}
+
+impl StagedDescriptors {
+    fn new(py: Python<'_>, runs: &[StagedRun]) -> Self {
+        let column = |value: fn(&StagedRun) -> u64| {
+            // Offsets lie inside a tensor, and no tensor reaches 2^63 bytes.
+            let column: Vec<i64> = runs.iter().map(|run| value(run).cast_signed()).collect();
+            column.into_pyarray(py).unbind()
+        };
+        Self {
+            source_tensor: column(|run| run.source_tensor as u64),
+            source_offset: column(|run| run.source_offset),
+            scratch_offset: column(|run| run.scratch_offset),
+            length: column(|run| run.length),
+            count: runs.len(),
+            total_bytes: runs.iter().map(|run| run.length).sum(),
+        }
+    }
+}
+
+#[pymethods]
+impl StagedDescriptors {
+    fn __len__(&self) -> usize {
+        self.count
+    }
+
+    fn __repr__(&self) -> String {
+        format!("StagedDescriptors(count={}, total_bytes={})", self.count, self.total_bytes)
+    }
+}
