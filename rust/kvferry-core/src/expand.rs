@@ -32,27 +32,35 @@ impl Fragment {
 /// [`Fragment`] takes 40 bytes, and a transport would take minutes for so many.
 pub const MAX_RUNS: u64 = 1 << 28;
 
-/// The fragments of a schedule, sorted by target and as few as can be.
-pub fn fragments(schedule: &Schedule) -> Result<Vec<Fragment>> {
+/// Refuses a schedule that expands to more than [`MAX_RUNS`].
+pub(crate) fn check_runs(schedule: &Schedule) -> Result<()> {
     let runs = |copy: &CopyLoop| u128::from(copy.strided.runs()) * copy.entries.len() as u128;
     let total: u128 = schedule.loops.iter().map(runs).sum();
     if total > u128::from(MAX_RUNS) {
         fail!(Value, "the plan expands to {total} contiguous runs, more than {MAX_RUNS}");
     }
-    let mut all = Vec::new();
+    Ok(())
+}
+
+/// The fragments of a schedule, sorted by target and as few as can be.
+pub fn fragments(schedule: &Schedule) -> Result<Vec<Fragment>> {
+    check_runs(schedule)?;
     let same_target = |a: &CopyLoop, b: &CopyLoop| a.target_tensor == b.target_tensor;
-    for loops in schedule.loops.chunk_by(same_target) {
-        let mut fragments = Vec::new();
-        for copy in loops {
-            expand(copy, &schedule.table, &mut fragments);
-        }
-        if !fragments.is_sorted() {
-            fragments.sort(); // stable, and so fast on the sorted stretches that loops produce
-            fragments = coalesce(fragments);
-        }
-        all.append(&mut fragments);
+    let by_target = schedule.loops.chunk_by(same_target);
+    Ok(by_target.flat_map(|loops| fragments_of(loops, &schedule.table)).collect())
+}
+
+/// The fragments of one target tensor's loops.
+pub(crate) fn fragments_of(loops: &[CopyLoop], table: &BlockTable) -> Vec<Fragment> {
+    let mut fragments = Vec::new();
+    for copy in loops {
+        expand(copy, table, &mut fragments);
     }
-    Ok(all)
+    if !fragments.is_sorted() {
+        fragments.sort(); // stable, and so fast on the sorted stretches that loops produce
+        fragments = coalesce(fragments);
+    }
+    fragments
 }
 
 /// Merges neighbours of a sorted list that are contiguous on both sides.

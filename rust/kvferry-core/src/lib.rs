@@ -17,6 +17,7 @@
 pub mod bind;
 pub mod blocks;
 pub mod cache;
+pub mod columns;
 pub mod dtype;
 pub mod engine;
 mod error;

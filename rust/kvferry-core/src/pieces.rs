@@ -56,13 +56,15 @@ pub struct Piece {
 pub fn pieces(stretches: &[Stretch], source: (&Paging, u64), target: (&Paging, u64)) -> Vec<Piece> {
     let mut fits: HashMap<(u64, u64, u64), Vec<Piece>> = HashMap::new();
     let mut pieces = Vec::with_capacity(stretches.len());
-    for stretch in stretches {
-        let case = (stretch.source_offset, stretch.target_offset, stretch.slots);
-        let fit = fits.entry(case).or_insert_with(|| fit(stretch, source, target));
-        pieces.extend(fit.iter().map(|piece| Piece {
-            source: Place { block: stretch.source_block, ..piece.source },
-            target: Place { block: stretch.target_block, ..piece.target },
-            shape: piece.shape,
+    let case = |stretch: &Stretch| (stretch.source_offset, stretch.target_offset, stretch.slots);
+    for alike in stretches.chunk_by(|a, b| case(a) == case(b)) {
+        let fit = fits.entry(case(&alike[0])).or_insert_with(|| fit(&alike[0], source, target));
+        pieces.extend(alike.iter().flat_map(|stretch| {
+            fit.iter().map(|piece| Piece {
+                source: Place { block: stretch.source_block, ..piece.source },
+                target: Place { block: stretch.target_block, ..piece.target },
+                shape: piece.shape,
+            })
         }));
     }
     pieces

@@ -6,7 +6,7 @@ use std::ops::Range;
 pub const MAX_DIMS: usize = 4;
 
 /// One loop dimension: how often, and how far it steps on either side, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Dim {
     /// Steps, at least one.
     pub count: u64,
@@ -29,7 +29,7 @@ impl Dim {
 
 /// A contiguous run of bytes and the dimensions that repeat it, in canonical form: no dimension
 /// of one step but the unused outer ones, outermost first by target stride, nothing mergeable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Strided {
     /// Bytes that are contiguous on both sides.
     pub run_bytes: u64,

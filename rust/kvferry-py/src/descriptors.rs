@@ -1,8 +1,15 @@
 //! `Descriptors`: flat columns for a transport.
 
-use kvferry_core::expand::Fragment;
-use numpy::{IntoPyArray, PyArray1};
+use std::mem::MaybeUninit;
+use std::slice;
+
+use kvferry_core::bind::Schedule;
+use kvferry_core::columns::{Columns, Expansion};
+use kvferry_core::strided::CopyLoop;
+use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
+
+use crate::errors::OrRaise;
 
 /// The moves of one rank pair as flat columns, sorted by target and coalesced.
 ///
@@ -31,23 +38,38 @@ pub struct Descriptors {
 }
 
 impl Descriptors {
-    /// Columns of the given fragments.
-    pub fn new(py: Python<'_>, fragments: &[Fragment]) -> Self {
-        let column = |value: fn(&Fragment) -> u64| {
-            // Offsets lie inside a tensor, and no tensor reaches 2^63 bytes.
-            let column: Vec<i64> = fragments.iter().map(|fragment| value(fragment).cast_signed()).collect();
-            column.into_pyarray(py).unbind()
+    /// Expands a schedule into arrays of numpy's own, which asks for huge pages where that helps.
+    pub fn new(py: Python<'_>, schedule: &Schedule) -> PyResult<Self> {
+        let expansion = py.detach(|| Expansion::new(schedule)).or_raise()?;
+        // One array for all columns: large enough for huge pages where each by itself may not be.
+        // SAFETY: every element is written below, before anyone else sees the array.
+        let table = unsafe { PyArray2::<i64>::new(py, [5, expansion.len()], false) };
+        let first = table.data().cast::<MaybeUninit<i64>>();
+        // SAFETY: a new array is contiguous and aligned and holds so many elements, and until it is
+        // returned nobody else has a reference to it.
+        let mut rest = unsafe { slice::from_raw_parts_mut(first, 5 * expansion.len()) };
+        let [source_tensor, source_offset, target_tensor, target_offset, length] =
+            std::array::from_fn(|_| {
+                let (column, others) = std::mem::take(&mut rest).split_at_mut(expansion.len());
+                rest = others;
+                column
+            });
+        let mut columns = Columns { source_tensor, source_offset, target_tensor, target_offset, length };
+        py.detach(|| expansion.write(&mut columns));
+        let bytes = |copy: &CopyLoop| copy.strided.num_bytes() * copy.entries.len() as u64;
+        let column = |index: usize| -> PyResult<Py<PyArray1<i64>>> {
+            Ok(table.get_item(index)?.cast_into::<PyArray1<i64>>()?.unbind())
         };
-        Self {
-            source_tensor: column(|fragment| fragment.source_tensor as u64),
-            source_offset: column(|fragment| fragment.source_offset),
-            target_tensor: column(|fragment| fragment.target_tensor as u64),
-            target_offset: column(|fragment| fragment.target_offset),
-            length: column(|fragment| fragment.length),
-            count: fragments.len(),
-            total_bytes: fragments.iter().map(|fragment| fragment.length).sum(),
-            min_bytes: fragments.iter().map(|fragment| fragment.length).min().unwrap_or(0),
-        }
+        Ok(Self {
+            source_tensor: column(0)?,
+            source_offset: column(1)?,
+            target_tensor: column(2)?,
+            target_offset: column(3)?,
+            length: column(4)?,
+            count: expansion.len(),
+            total_bytes: schedule.loops.iter().map(bytes).sum(),
+            min_bytes: expansion.min_bytes(),
+        })
     }
 }
 

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use kvferry_core::bind::{Schedule, bind};
 use kvferry_core::cache::RankCache;
-use kvferry_core::expand::fragments;
 use kvferry_core::explain::{DEFAULT_MIN_MEAN_BYTES, explain, summarize};
 use kvferry_core::overlap::{self, Bound as BoundSchedule};
 use kvferry_core::plan;
@@ -114,9 +113,8 @@ impl Plan {
     ) -> PyResult<Descriptors> {
         let source = End::read(self.engine(Side::Source), source)?;
         let target = End::read(self.engine(Side::Target), target)?;
-        let fragments = py
-            .detach(|| bind_checked(&self.inner, &source, &target).and_then(|schedule| fragments(&schedule)));
-        Ok(Descriptors::new(py, &fragments.or_raise()?))
+        let schedule = py.detach(|| bind_checked(&self.inner, &source, &target)).or_raise()?;
+        Descriptors::new(py, &schedule)
     }
 
     /// What `target` reads from `source`, as compact loops: hundreds of rows where descriptors are
