@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     source = allocate(route.source, arguments.tokens, rng)
     target = allocate(route.target, arguments.tokens, rng)
     with _progress() as progress:
-        filled = tensor_bytes(source.engine, blocks_needed(source.engine, arguments.tokens))
+        filled = tensor_bytes(source.engine, arguments.tokens, blocks_needed)
         tick = _bar(progress, "fill source", filled)
         for rank, tensors in enumerate(source.tensors):
             fill_reference(source.engine, rank, tensors, source.blocks, progress=tick)
@@ -116,16 +116,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def allocate(engine: EngineSpec, tokens: int, rng: np.random.Generator) -> Side:
     """Allocate every rank's tensors, and scatter the request's blocks over them."""
-    num_blocks, needed = blocks_of(engine, tokens), blocks_needed(engine, tokens)
     tensors: list[Tensors] = [
         [
-            np.empty(slot.shape(num_blocks), f"u{slot.item_bytes}")
+            np.empty(slot.shape(blocks_of(engine, slot.group, tokens)), f"u{slot.item_bytes}")
             for slot in engine.tensor_slots(rank)
         ]
         for rank in range(engine.num_ranks)
     ]
     caches = [KVCache(engine, rank, arrays) for rank, arrays in enumerate(tensors)]
-    blocks = [rng.permutation(num_blocks)[:needed] for _ in engine.model.groups]
+    blocks = [
+        rng.permutation(blocks_of(engine, group, tokens))[: blocks_needed(engine, group, tokens)]
+        for group in range(len(engine.model.groups))
+    ]
     return Side(engine, tensors, caches, blocks)
 
 

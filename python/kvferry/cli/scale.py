@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 
 import msgspec
 
-from kvferry import EngineSpec, ModelSpec
+from kvferry import EngineSpec, ModelSpec, StateGroup
 
 GIB = 1 << 30
 # Every engine has blocks that other requests hold; an eighth more shows that they stay untouched.
@@ -45,15 +46,16 @@ def first_layers(model: ModelSpec, num_layers: int) -> ModelSpec:
 def cache_bytes(model: ModelSpec, arguments: argparse.Namespace) -> int:
     """Return the bytes of all ranks' tensors of both engines."""
     return sum(
-        tensor_bytes(engine, blocks_of(engine, arguments.tokens))
-        for engine in engines(model, arguments)
+        tensor_bytes(engine, arguments.tokens, blocks_of) for engine in engines(model, arguments)
     )
 
 
-def tensor_bytes(engine: EngineSpec, num_blocks: int) -> int:
-    """Return the bytes that so many blocks take in all ranks' tensors."""
+def tensor_bytes(
+    engine: EngineSpec, tokens: int, blocks: Callable[[EngineSpec, int, int], int]
+) -> int:
+    """Return the bytes that so many blocks of each group take in all ranks' tensors."""
     return sum(
-        math.prod(slot.shape(num_blocks)) * slot.item_bytes
+        math.prod(slot.shape(blocks(engine, slot.group, tokens))) * slot.item_bytes
         for rank in range(engine.num_ranks)
         for slot in engine.tensor_slots(rank)
     )
@@ -78,13 +80,15 @@ def engines(model: ModelSpec, arguments: argparse.Namespace) -> tuple[EngineSpec
     return source, target
 
 
-def blocks_of(engine: EngineSpec, tokens: int) -> int:
-    """Return the blocks that every tensor has: the request's, and some of others'."""
-    needed = blocks_needed(engine, tokens)
+def blocks_of(engine: EngineSpec, group: int, tokens: int) -> int:
+    """Return the blocks of a group's tensors: the request's, and some of others'."""
+    needed = blocks_needed(engine, group, tokens)
     return needed + -(-needed // SPARE_BLOCKS)
 
 
-def blocks_needed(engine: EngineSpec, tokens: int) -> int:
-    """Return the blocks that cover `tokens` tokens of a group."""
+def blocks_needed(engine: EngineSpec, group: int, tokens: int) -> int:
+    """Return the blocks of a group that a request of `tokens` tokens takes; one for a state."""
+    if isinstance(engine.model.groups[group], StateGroup):
+        return 1
     assert isinstance(engine.tokens_per_block, int)  # as `engines` made it
     return -(-tokens // engine.tokens_per_block)
