@@ -141,6 +141,7 @@ class Plan:
         sources: KVCache | RankDescription | Sequence[KVCache | RankDescription] | None = None,
         targets: KVCache | RankDescription | Sequence[KVCache | RankDescription] | None = None,
     ) -> Explanation: ...
+    def to_svg(self) -> str: ...
 
 @final
 class Descriptors:

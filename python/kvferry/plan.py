@@ -16,7 +16,29 @@ __all__ = [
     "Route",
     "Staged",
     "StagedDescriptors",
+    "StretchExplanation",
+    "TransferExplanation",
 ]
+
+
+class StretchExplanation(msgspec.Struct, frozen=True):
+    """Consecutive due tokens that lie in one block on either side.
+
+    Parameters
+    ----------
+    tokens
+        ``[begin, end)`` positions in the request.
+    source_block, source_offset
+        Block id, and the first token's place in it.
+    target_block, target_offset
+        The same on the target.
+    """
+
+    tokens: tuple[int, int]
+    source_block: int
+    source_offset: int
+    target_block: int
+    target_offset: int
 
 
 class GroupExplanation(msgspec.Struct, frozen=True):
@@ -35,6 +57,10 @@ class GroupExplanation(msgspec.Struct, frozen=True):
         that moves counts as one.
     num_stretches
         Stretches into which the block boundaries of both sides cut these tokens.
+    source_tokens_per_block, target_tokens_per_block
+        Tokens of one block; 1 for a state.
+    stretches
+        The first of them, at most 48.
     """
 
     source_group: int
@@ -43,6 +69,32 @@ class GroupExplanation(msgspec.Struct, frozen=True):
     num_layers: int
     num_tokens: int
     num_stretches: int
+    source_tokens_per_block: int
+    target_tokens_per_block: int
+    stretches: tuple[StretchExplanation, ...]
+
+
+class TransferExplanation(msgspec.Struct, frozen=True):
+    """What one rank reads from another of a group pair, for every due token.
+
+    Parameters
+    ----------
+    source_rank, target_rank
+        The two ends.
+    source_group, target_group
+        Indices of the groups in either side's model.
+    units
+        ``[begin, end)`` of the whole model's heads, or of the units of a state part.
+    num_layers
+        Layers that both ranks hold.
+    """
+
+    source_rank: int
+    target_rank: int
+    source_group: int
+    target_group: int
+    units: tuple[int, int]
+    num_layers: int
 
 
 class PairExplanation(msgspec.Struct, frozen=True):
@@ -95,6 +147,8 @@ class Explanation(msgspec.Struct, frozen=True):
         ``"source"`` that sends.
     groups
         One entry a pair of groups with layers in common.
+    transfers
+        Which units each rank reads from which other.
     pairs
         One entry a rank pair that moves bytes.
     notify_only
@@ -106,6 +160,7 @@ class Explanation(msgspec.Struct, frozen=True):
     end: str
     rank: int
     groups: tuple[GroupExplanation, ...]
+    transfers: tuple[TransferExplanation, ...]
     pairs: tuple[PairExplanation, ...]
     notify_only: tuple[int, ...]
 

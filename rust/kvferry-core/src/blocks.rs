@@ -21,6 +21,8 @@ pub struct BlockList<'a> {
 /// Consecutive slots that lie in one block on either side; offsets count from the blocks' starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
+    /// First slot position in the request; zero for a state, which has none.
+    pub position: u64,
     /// Block id of the source.
     pub source_block: u64,
     /// First slot in it.
@@ -202,6 +204,7 @@ pub fn stretches(source: &BlockList<'_>, target: &BlockList<'_>, due: Interval) 
         };
         let slots = left.min(source_size - source_at.offset);
         stretches.push(Stretch {
+            position,
             source_block,
             source_offset: source_at.offset,
             target_block,
@@ -221,6 +224,7 @@ fn state_stretch(source: &BlockList<'_>, target: &BlockList<'_>) -> Vec<Stretch>
     let slot = |list: &BlockList<'_>| list.ids.first().and_then(|id| list.block(*id));
     let both = slot(source).zip(slot(target));
     both.map(|(source_block, target_block)| Stretch {
+        position: 0,
         source_block,
         source_offset: 0,
         target_block,

@@ -74,7 +74,7 @@ proptest! {
         let source_offset = offsets.0 % source.slots_per_block;
         let target_offset = offsets.1 % target.slots_per_block;
         let slots = slots.min(source.slots_per_block - source_offset).min(target.slots_per_block - target_offset);
-        let stretch = Stretch { source_block: 5, source_offset, target_block: 7, target_offset, slots };
+        let stretch = Stretch { position: 0, source_block: 5, source_offset, target_block: 7, target_offset, slots };
         let mut found = BTreeMap::new();
         for source_rank in 0..source.cp_size {
             for target_rank in 0..target.cp_size {

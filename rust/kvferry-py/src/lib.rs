@@ -7,6 +7,7 @@ mod descriptors;
 mod dlpack;
 mod engine;
 mod errors;
+mod explanation;
 mod loops;
 mod plan;
 mod route;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvferry_core::bind::{Schedule, bind};
 use kvferry_core::cache::RankCache;
-use kvferry_core::explain::{DEFAULT_MIN_MEAN_BYTES, explain, summarize};
+use kvferry_core::explain::{explain, summarize};
 use kvferry_core::overlap::{self, Bound as BoundSchedule};
 use kvferry_core::plan;
 use kvferry_core::route::Side;
@@ -17,6 +17,7 @@ use crate::args::natural;
 use crate::cache::{End, KVCache};
 use crate::descriptors::Descriptors;
 use crate::errors::OrRaise;
+use crate::explanation::explanation;
 use crate::loops::Loops;
 use crate::staged::Staged;
 
@@ -262,45 +263,17 @@ impl Plan {
         let caches = |ends: &[End]| ends.iter().map(|end| Arc::clone(&end.cache)).collect::<Vec<_>>();
         let (sources, targets) = (caches(&sources), caches(&targets));
         let summaries = py.detach(|| explain(&self.inner, &sources, &targets)).or_raise()?;
-        let module = py.import("kvferry.plan")?;
-        let pair_class = module.getattr("PairExplanation")?;
-        let pairs = summaries.iter().map(|((source_rank, target_rank), pair)| {
-            let staging_pays = pair.staging_pays(DEFAULT_MIN_MEAN_BYTES);
-            let (min_bytes, max_bytes) = pair.fragment_bytes;
-            pair_class.call1((
-                source_rank,
-                target_rank,
-                pair.num_bytes,
-                pair.num_fragments,
-                pair.num_loops,
-                min_bytes,
-                max_bytes,
-                pair.staged_descriptors,
-                pair.staged_bytes,
-                staging_pays,
-            ))
-        });
-        let pairs = PyTuple::new(py, pairs.collect::<PyResult<Vec<_>>>()?)?;
-        let group_class = module.getattr("GroupExplanation")?;
-        let groups = self.inner.route().pairs().iter().enumerate().map(|(index, pair)| {
-            let stretches = self.inner.stretches(index);
-            let group = &self.engine(Side::Target).groups[pair.target_group].group;
-            let slots = stretches.iter().map(|stretch| stretch.slots).sum::<u64>();
-            let (kind, tokens) = (group.kind.word(), slots * group.tokens_per_slot());
-            let groups = (pair.source_group, pair.target_group);
-            group_class.call1((groups.0, groups.1, kind, pair.layers.len(), tokens, stretches.len()))
-        });
-        let groups = PyTuple::new(py, groups.collect::<PyResult<Vec<_>>>()?)?;
-        let (end, rank) = self.inner.made_for();
-        module.getattr("Explanation")?.call1((
-            &self.engine(Side::Source).id,
-            &self.engine(Side::Target).id,
-            end.to_string(),
-            rank,
-            groups,
-            pairs,
-            self.notify_only(py)?,
-        ))
+        explanation(py, &self.inner, &summaries)
+    }
+
+    /// The plan as a picture: who reads which heads from whom, and how blocks meet.
+    ///
+    /// Returns
+    /// -------
+    /// str
+    ///     A standalone SVG document.
+    fn to_svg<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("kvferry.picture")?.getattr("to_svg")?.call1((self.explain(py, None, None)?,))
     }
 
     fn __repr__(&self) -> String {
