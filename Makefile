@@ -33,7 +33,7 @@ DEVELOP = $(BIN)/maturin develop --release $(LOCKED) $(DEVELOP_FLAGS)
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
 	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 
-.PHONY: help venv build demo test lint bench clean
+.PHONY: help venv build demo test lint bench mutants clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -63,6 +63,9 @@ bench: $(STAMPS)/dev ## Run the benchmarks, Rust's then Python's
 	@for bench in $(wildcard benches/python/[!_]*.py); do \
 		echo "$$bench" && $(BIN)/python "$$bench" || exit 1; \
 	done
+
+mutants: $(STAMPS)/dev ## Break the planner in known ways, and show that a property notices each
+	$(BIN)/python tests/mutation/run.py
 
 clean: ## Remove everything that was built
 	rm -rf .venv target dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
