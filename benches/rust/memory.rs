@@ -7,7 +7,7 @@ use std::{ptr, thread};
 use kvferry_core::bind::{Schedule, bind};
 use kvferry_core::cache::RankCache;
 use kvferry_core::expand::fragments;
-use kvferry_core::overlap::{self, Bound};
+use kvferry_core::overlap::{self, BoundSchedule};
 use kvferry_core::plan::Plan;
 use kvferry_core::route::Side;
 
@@ -102,8 +102,8 @@ impl Case {
         case
     }
 
-    fn bound(&self) -> Bound<'_> {
-        Bound { schedule: &self.schedule, source: &self.source, target: &self.target }
+    fn bound(&self) -> BoundSchedule<'_> {
+        BoundSchedule { schedule: &self.schedule, source: &self.source, target: &self.target }
     }
 
     /// kvferry first, then what it is compared with.

@@ -1,7 +1,7 @@
 """What a model caches per token, and how one engine shards it over ranks and blocks.
 
-These are plain, frozen msgspec structs, so they travel between processes as they are. They hold
-no arithmetic of their own: every check and every formula lives once, in the Rust core.
+These are plain, frozen msgspec structs, so they travel between processes as they are. Every
+formula of theirs lives once, in the Rust core.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ class EngineSpec(msgspec.Struct, frozen=True, dict=True):
     @property
     def num_ranks(self) -> int:
         """Global ranks: ``tp_size * pp_size * cp_size``."""
-        return self.tp_size * self.pp_size * self.cp_size
+        return self._checked.num_ranks
 
     def tensor_slots(self, rank: int) -> tuple[_core.TensorSlot, ...]:
         """Return the tensors that `rank` registers, in registration order.

@@ -578,8 +578,9 @@ def _ids(field: str, ids: Any) -> npt.NDArray[np.integer[Any]]:
         raise ValueError(f"{field} holds more than {MAX_IDS_PER_GROUP} ids")
     try:
         array = np.asarray(ids)
-        if array.dtype.kind in "fO" and all(isinstance(block, int) for block in ids):
-            array = np.array(ids, np.uint64)  # numpy makes floats of 2^63 beside a small number
+        # Of 2^63 beside a small number, numpy makes floats.
+        if array.dtype.kind in "fO" and all(isinstance(block, int) and block >= 0 for block in ids):
+            array = np.array(ids, np.uint64)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{field} is no list or array of block ids: {error}") from error
     if array.ndim != 1 or (count and array.dtype.kind not in "iu"):

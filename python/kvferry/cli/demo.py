@@ -29,8 +29,8 @@ from kvferry.cli.scale import (
 )
 from kvferry.testing import Mismatch, check_reference, fill_reference, poison
 
-# Timings of one copy; the median counts.
-REPEATS = 3
+# Each rank is copied until so many bytes have moved, at least three times; the median counts.
+TIMED_BYTES = 1 << 30
 COLUMNS = ("rank", "reads", "MiB", "fragments", "least", "plan", "copy", "of memcpy", "bytes")
 
 T = TypeVar("T")
@@ -140,7 +140,7 @@ def move(
     explained = plan.explain(source.caches, target.caches)
     memcpy = MemcpyTimer(plan.num_bytes)
     copies, memcpies = [], []
-    for _ in range(REPEATS):
+    for _ in range(max(3, min(100, TIMED_BYTES // max(1, plan.num_bytes)))):
         seconds, _none = _timed(
             lambda: plan.copy(source.caches, target.caches[rank], threads=arguments.threads)
         )

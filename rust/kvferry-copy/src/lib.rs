@@ -9,7 +9,7 @@ mod work;
 use std::thread;
 
 use kvferry_core::cache::RankCache;
-use kvferry_core::overlap::Bound;
+use kvferry_core::overlap::BoundSchedule;
 use kvferry_core::strided::CopyLoop;
 
 use crate::work::{Work, cut};
@@ -30,7 +30,7 @@ pub const MIN_THREAD_BYTES: u64 = 8 << 20;
 /// Until this returns, every tensor of the caches must be host memory that is valid for reads, and the
 /// targets' for writes by this call alone; [`kvferry_core::overlap::check`] must have accepted the
 /// schedules for one process.
-pub unsafe fn copy(bound: &[Bound<'_>], threads: Option<usize>) {
+pub unsafe fn copy(bound: &[BoundSchedule<'_>], threads: Option<usize>) {
     let work: Vec<Work<'_>> = bound.iter().flat_map(works).collect();
     let total_bytes: u64 = work.iter().map(Work::num_bytes).sum();
     let parts = thread_count(total_bytes, threads);
@@ -41,28 +41,34 @@ pub unsafe fn copy(bound: &[Bound<'_>], threads: Option<usize>) {
         }
         return;
     }
+    let run_part = |part: &[Work<'_>]| {
+        for work in part {
+            // SAFETY: as above; parts name different table entries, so that no two threads write one
+            // byte, and the scope below ends before this function returns.
+            unsafe { kernel::run(work) };
+        }
+    };
     let parts = cut(&work, total_bytes, parts);
+    let (own, others) = parts.split_first().unwrap_or((&work, &[]));
     thread::scope(|scope| {
-        for part in &parts {
-            scope.spawn(move || {
-                for work in part {
-                    // SAFETY: as above; parts name different table entries, so that no two threads
-                    // write one byte, and the scope ends before this function returns.
-                    unsafe { kernel::run(work) };
-                }
-            });
+        let start = |part| thread::Builder::new().spawn_scoped(scope, move || run_part(part)).is_ok();
+        let left: Vec<_> = others.iter().filter(|part| !start(part)).collect();
+        run_part(own);
+        for part in left {
+            run_part(part); // no thread could be had for it
         }
     });
 }
 
+/// Threads that take part, this one included.
 fn thread_count(total_bytes: u64, threads: Option<usize>) -> usize {
     let available = || thread::available_parallelism().map_or(1, usize::from);
     let useful = usize::try_from(total_bytes / MIN_THREAD_BYTES).unwrap_or(usize::MAX);
     threads.unwrap_or_else(available).min(useful).max(1)
 }
 
-fn works<'a>(bound: &Bound<'a>) -> impl Iterator<Item = Work<'a>> {
-    let Bound { schedule, source, target } = *bound;
+fn works<'a>(bound: &BoundSchedule<'a>) -> impl Iterator<Item = Work<'a>> {
+    let BoundSchedule { schedule, source, target } = *bound;
     schedule.loops.iter().map(move |copy| {
         let entries = copy.entries.clone();
         let work = Work {
@@ -72,25 +78,75 @@ fn works<'a>(bound: &Bound<'a>) -> impl Iterator<Item = Work<'a>> {
             source_entries: &schedule.table.source[entries.clone()],
             target_entries: &schedule.table.target[entries],
         };
-        check_inside(copy, &work, source, target);
+        let extent = |cache: &RankCache, tensor| cache.extent_bytes(tensor);
+        let extents = (extent(source, copy.source_tensor), extent(target, copy.target_tensor));
+        if let Err(end) = check_inside(copy, &work, extents.0, extents.1) {
+            panic!("a copy loop ends at {end:?}, past tensors of {extents:?} bytes");
+        }
         work
     })
 }
 
-fn check_inside(copy: &CopyLoop, work: &Work<'_>, source: &RankCache, target: &RankCache) {
+/// Whether a loop stays inside its tensors; the error is where it ends, if that can be counted.
+fn check_inside(
+    copy: &CopyLoop,
+    work: &Work<'_>,
+    source_bytes: u64,
+    target_bytes: u64,
+) -> Result<(), Option<u64>> {
     let (source_span, target_span) = copy.strided.span_bytes();
     let ends = [
-        (source, copy.source_tensor, copy.source_offset, work.source_entries, source_span),
-        (target, copy.target_tensor, copy.target_offset, work.target_entries, target_span),
+        (copy.source_offset, work.source_entries, source_span, source_bytes),
+        (copy.target_offset, work.target_entries, target_span, target_bytes),
     ];
-    for (cache, tensor, offset, entries, span_bytes) in ends {
+    for (offset, entries, span_bytes, extent_bytes) in ends {
         let furthest = entries.iter().max().copied().unwrap_or(0);
         let end = offset.checked_add(furthest).and_then(|at| at.checked_add(span_bytes));
-        let extent_bytes = cache.extent_bytes(tensor);
-        assert!(
-            end.is_some_and(|end| end <= extent_bytes),
-            "a loop of tensor {:?} ends at {end:?}, past its {extent_bytes} bytes",
-            cache.slots[tensor].name
-        );
+        if end.is_none_or(|end| end > extent_bytes) {
+            return Err(end);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use kvferry_core::strided::{Dim, Strided};
+
+    use super::*;
+
+    #[test]
+    fn small_copies_use_one_thread() {
+        assert_eq!(thread_count(0, Some(8)), 1);
+        assert_eq!(thread_count(2 * MIN_THREAD_BYTES - 1, Some(8)), 1);
+        assert_eq!(thread_count(2 * MIN_THREAD_BYTES, Some(8)), 2);
+        assert_eq!(thread_count(100 * MIN_THREAD_BYTES, Some(3)), 3);
+        assert_eq!(thread_count(100 * MIN_THREAD_BYTES, Some(0)), 1);
+    }
+
+    /// What `check_inside` says of a loop of 4 × 3 bytes, 5 apart, of entries at 0 and 7, in 30 bytes.
+    fn reaches(source_offset: u64, target_offset: u64) -> bool {
+        let dim = Dim { count: 4, source_stride: 5, target_stride: 5 };
+        let strided = Strided::new(3, [dim]).unwrap();
+        let copy = CopyLoop {
+            source_tensor: 0,
+            target_tensor: 0,
+            source_offset,
+            target_offset,
+            strided,
+            entries: 0..2,
+        };
+        let table = [0, 7];
+        let (source_entries, target_entries) = (&table[..], &table[..]);
+        let work = Work { strided, source: 0, target: 0, source_entries, target_entries };
+        check_inside(&copy, &work, 30, 30).is_err()
+    }
+
+    #[test]
+    fn a_loop_may_end_with_its_tensor_and_no_later() {
+        assert!(!reaches(5, 5)); // 5 + 7 + 3 * 5 + 3 = 30
+        assert!(reaches(6, 5));
+        assert!(reaches(5, 6));
+        assert!(reaches(u64::MAX, 0));
     }
 }

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::cache::{Placement, Placements, RankCache};
 use crate::error::{Result, fail};
+use crate::overlap::{self, BoundSchedule};
 use crate::pieces::{Piece, Place, Shape};
 use crate::plan::Plan;
 use crate::route::{Side, Transfer};
@@ -17,6 +19,14 @@ pub struct Schedule {
     pub loops: Vec<CopyLoop>,
     /// The entries that they repeat over.
     pub table: BlockTable,
+}
+
+impl Schedule {
+    /// Payload bytes.
+    pub fn num_bytes(&self) -> u64 {
+        let bytes = |copy: &CopyLoop| copy.strided.num_bytes() * copy.entries.len() as u64;
+        self.loops.iter().map(bytes).sum()
+    }
 }
 
 /// Binds what `target` reads from `source` in this plan; nothing where they are no pair of it.
@@ -40,13 +50,46 @@ pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Sched
             }
         }
     }
+    check_writable(&loops, target)?;
     Ok(Schedule { loops: fold(loops), table: binder.table })
+}
+
+/// Binds one rank pair and checks what it writes: against what all pairs of the plan write to the same
+/// rank, and, where both sides are in `one_process`, against what it reads.
+pub fn bind_checked(
+    plan: &Plan,
+    source: &RankCache,
+    target: &RankCache,
+    one_process: bool,
+) -> Result<Schedule> {
+    let schedule = bind(plan, source, target)?;
+    overlap::check(&[BoundSchedule { schedule: &schedule, source, target }], one_process)?;
+    if overlap::shares_memory(target) {
+        check_other_pairs(plan, source.rank, &schedule, target)?;
+    }
+    Ok(schedule)
+}
+
+/// Tensors of one memory may clash only through what several sources write; where these read from does
+/// not matter for that.
+fn check_other_pairs(plan: &Plan, source_rank: usize, schedule: &Schedule, target: &RankCache) -> Result<()> {
+    let mut others = Vec::new();
+    for (rank, target_rank) in plan.rank_pairs() {
+        if target_rank == target.rank && rank != source_rank {
+            let engine = Arc::clone(plan.route().source());
+            let dense = RankCache::dense(engine, rank, |group| plan.block_count(Side::Source, group))?;
+            others.push((bind(plan, &dense, target)?, dense));
+        }
+    }
+    let bound = others.iter().map(|(schedule, source)| BoundSchedule { schedule, source, target });
+    let this = others.first().map(|(_, source)| BoundSchedule { schedule, source, target });
+    overlap::check(&bound.chain(this).collect::<Vec<_>>(), false)
 }
 
 /// The tensors must be those of the engine and rank that the route knows.
 fn check_side(plan: &Plan, side: Side, cache: &RankCache) -> Result<()> {
     let engine = side.engine(plan.route());
-    if !std::sync::Arc::ptr_eq(engine, &cache.engine) && **engine != *cache.engine {
+    if !Arc::ptr_eq(engine, &cache.engine) && **engine != *cache.engine {
         fail!(
             Value,
             "the {side} tensors are those of an engine {:?} that differs from the route's {side} {:?}",
@@ -54,20 +97,19 @@ fn check_side(plan: &Plan, side: Side, cache: &RankCache) -> Result<()> {
             engine.id
         );
     }
-    if side == Side::Target {
-        let written = plan.transfers().iter().filter(|transfer| transfer.target_rank == cache.rank);
-        let groups: Vec<usize> =
-            written.map(|transfer| side.group(&plan.route().pairs()[transfer.pair])).collect();
-        for (slot, tensor) in cache.slots.iter().zip(&cache.tensors) {
-            if groups.contains(&slot.group) && !tensor.writable {
-                fail!(
-                    Layout,
-                    "tensor {:?} of rank {} is read-only, it cannot be a target; pass a writable one",
-                    slot.name,
-                    cache.rank
-                );
-            }
-        }
+    Ok(())
+}
+
+/// What is written must be writable.
+fn check_writable(loops: &[CopyLoop], target: &RankCache) -> Result<()> {
+    let is_read_only = |copy: &&CopyLoop| !target.tensors[copy.target_tensor].writable;
+    if let Some(copy) = loops.iter().find(is_read_only) {
+        fail!(
+            Layout,
+            "tensor {:?} of rank {} is read-only, it cannot be a target; pass a writable one",
+            target.slots[copy.target_tensor].name,
+            target.rank
+        );
     }
     Ok(())
 }

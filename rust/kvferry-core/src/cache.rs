@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::error::{Result, fail};
 use crate::layout::Axis;
 use crate::model::{GroupKind, StatePart};
-use crate::slot::Slot;
+use crate::slot::TensorSlot;
 use crate::tensor::{RawTensor, Tensor};
 
 /// One rank's tensors, checked against the slots that its engine's layout asks for.
@@ -18,7 +18,7 @@ pub struct RankCache {
     /// Global rank.
     pub rank: usize,
     /// What each tensor holds.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<TensorSlot>,
     /// The tensors, in slot order.
     pub tensors: Vec<Tensor>,
 }
@@ -41,7 +41,7 @@ impl RankCache {
                 tensors.len()
             );
         }
-        let register = |(slot, raw): (&Slot, &RawTensor)| {
+        let register = |(slot, raw): (&TensorSlot, &RawTensor)| {
             let axes = axes.get(slot.group).and_then(Option::as_deref);
             Tensor::register(slot, raw, axes)
         };
@@ -52,7 +52,7 @@ impl RankCache {
     /// Tensors without padding, with so many blocks a group.
     pub fn dense(engine: Arc<Engine>, rank: usize, blocks: impl Fn(usize) -> u64) -> Result<Self> {
         let slots = engine.slots(rank)?;
-        let dense = |slot: &Slot| {
+        let dense = |slot: &TensorSlot| {
             let physical = engine.groups[slot.group].physical_blocks_per_block;
             match blocks(slot.group).checked_mul(physical) {
                 Some(blocks) => Tensor::dense(slot, blocks),
@@ -136,7 +136,7 @@ impl Placements {
 }
 
 /// The planes that a tensor holds: index, bytes from a layer's first to the plane's, and its units.
-fn plane_places(cache: &RankCache, slot: &Slot, tensor: &Tensor) -> Vec<(usize, u64, UnitPlacement)> {
+fn plane_places(cache: &RankCache, slot: &TensorSlot, tensor: &Tensor) -> Vec<(usize, u64, UnitPlacement)> {
     let sharded = &cache.engine.groups[slot.group];
     let first_unit = |facet: usize| sharded.splits[facet].units(cache.engine.tp_rank(cache.rank)).begin;
     let heads = |items: u64| UnitPlacement {
@@ -166,7 +166,7 @@ fn plane_places(cache: &RankCache, slot: &Slot, tensor: &Tensor) -> Vec<(usize, 
 }
 
 /// A unit of a state part: a stretch of its split axis, with all of the other axes.
-fn state_units(part: &StatePart, first: u64, slot: &Slot, tensor: &Tensor) -> UnitPlacement {
+fn state_units(part: &StatePart, first: u64, slot: &TensorSlot, tensor: &Tensor) -> UnitPlacement {
     let items = part.items();
     let strides = &tensor.strides[1..]; // after the block axis
     let (axis, units) = part.shard.unwrap_or((0, 1));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use crate::bind::Schedule;
 use crate::error::Result;
-use crate::expand::{Fragment, check_runs, each_step, fragments_of};
+use crate::expand::{Fragment, MAX_RUNS, check_runs, each_step, fragments_of, try_push};
 use crate::strided::{BlockTable, CopyLoop, Dim, Strided};
 
 /// The five columns of descriptors, of equal length.
@@ -72,7 +72,7 @@ struct Pattern {
 impl<'a> Expansion<'a> {
     /// Decides how each target tensor is written.
     pub fn new(schedule: &'a Schedule) -> Result<Self> {
-        check_runs(schedule)?;
+        check_runs(schedule, MAX_RUNS)?;
         let mut patterns: HashMap<(Strided, Range<usize>), Option<Arc<Pattern>>> = HashMap::new();
         let same_target = |a: &CopyLoop, b: &CopyLoop| a.target_tensor == b.target_tensor;
         let mut parts = Vec::new();
@@ -84,8 +84,14 @@ impl<'a> Expansion<'a> {
                 pattern.clone().map(|pattern| (copy, pattern))
             };
             let orderly: Option<Vec<_>> = loops.iter().map(&mut pattern).collect();
-            let part = orderly.and_then(|orderly| Part::woven(orderly, &schedule.table));
-            let part = part.unwrap_or_else(|| Part::Expanded(fragments_of(loops, &schedule.table)));
+            let woven = match orderly {
+                Some(orderly) => Part::woven(orderly, &schedule.table)?,
+                None => None,
+            };
+            let part = match woven {
+                Some(part) => part,
+                None => Part::Expanded(fragments_of(loops, &schedule.table)?),
+            };
             len += part.len();
             parts.push(part);
         }
@@ -110,6 +116,16 @@ impl<'a> Expansion<'a> {
             Part::Expanded(fragments) => fragments.iter().map(|fragment| fragment.length).min(),
         };
         self.parts.iter().filter_map(least).min().unwrap_or(0)
+    }
+
+    /// The greatest length, zero where nothing moves.
+    pub fn max_bytes(&self) -> u64 {
+        let most = |part: &Part<'_>| match part {
+            Part::Orderly((copy, _)) => Some(copy.strided.run_bytes),
+            Part::Woven(loops, _) => loops.iter().map(|(copy, _)| copy.strided.run_bytes).max(),
+            Part::Expanded(fragments) => fragments.iter().map(|fragment| fragment.length).max(),
+        };
+        self.parts.iter().filter_map(most).max().unwrap_or(0)
     }
 
     /// Writes every fragment, sorted by target.
@@ -156,16 +172,22 @@ impl<'a> Expansion<'a> {
 impl<'a> Part<'a> {
     /// Loops that are orderly each by itself, if they are so together.
     #[expect(clippy::stable_sort_primitive, reason = "it is the faster one on sorted stretches")]
-    fn woven(mut loops: Vec<Patterned<'a>>, table: &BlockTable) -> Option<Self> {
+    fn woven(mut loops: Vec<Patterned<'a>>, table: &BlockTable) -> Result<Option<Self>> {
         if loops.len() == 1 {
-            return loops.pop().map(Self::Orderly);
+            return Ok(loops.pop().map(Self::Orderly));
         }
         let mut turns = Vec::new();
         for (index, (copy, pattern)) in loops.iter().enumerate() {
             let entries = table.source[copy.entries.clone()].iter().zip(&table.target[copy.entries.clone()]);
+            let mut pushed = Ok(());
             each_step(&pattern.around, copy.source_offset, copy.target_offset, &mut |source, target| {
-                turns.extend(entries.clone().map(|(s, t)| (target + t, source + s, index)));
+                for (s, t) in entries.clone() {
+                    if pushed.is_ok() {
+                        pushed = try_push(&mut turns, (target + t, source + s, index));
+                    }
+                }
             });
+            pushed?;
         }
         turns.sort(); // the stable sort merges the sorted stretches that it finds
         let follows = |pair: &[(u64, u64, usize)]| {
@@ -176,7 +198,7 @@ impl<'a> Part<'a> {
                 && (end != (next_source, next_target)
                     || loops[index].0.source_tensor != loops[next].0.source_tensor)
         };
-        turns.windows(2).all(follows).then_some(Self::Woven(loops, turns))
+        Ok(turns.windows(2).all(follows).then_some(Self::Woven(loops, turns)))
     }
 
     fn len(&self) -> usize {

@@ -20,6 +20,9 @@ pub enum Error {
     /// Two engines can never exchange caches.
     #[error("{0}")]
     Incompatible(String),
+    /// The memory that a result needs is not to be had.
+    #[error("{0}")]
+    Memory(String),
     /// Any other value that makes no sense.
     #[error("{0}")]
     Value(String),

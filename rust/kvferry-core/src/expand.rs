@@ -28,83 +28,110 @@ impl Fragment {
     }
 }
 
-/// Bound on the runs that are expanded, so that no description of a peer's can exhaust memory: a
-/// [`Fragment`] takes 40 bytes, and a transport would take minutes for so many.
+/// Bound on the runs that are expanded: a transport would take minutes for so many. What memory they
+/// need is asked for step by step, so that its lack is an error and not the end of the process.
 pub const MAX_RUNS: u64 = 1 << 28;
+/// Items by which a list grows at first.
+const FIRST_ITEMS: usize = 1 << 10;
 
-/// Refuses a schedule that expands to more than [`MAX_RUNS`].
-pub(crate) fn check_runs(schedule: &Schedule) -> Result<()> {
+/// Refuses a schedule that expands to more than `most` runs.
+pub(crate) fn check_runs(schedule: &Schedule, most: u64) -> Result<()> {
     let runs = |copy: &CopyLoop| u128::from(copy.strided.runs()) * copy.entries.len() as u128;
     let total: u128 = schedule.loops.iter().map(runs).sum();
-    if total > u128::from(MAX_RUNS) {
-        fail!(Value, "the plan expands to {total} contiguous runs, more than {MAX_RUNS}");
+    if total > u128::from(most) {
+        fail!(Value, "the plan expands to {total} contiguous runs, more than {most}");
     }
+    Ok(())
+}
+
+/// Appends an item, if there is memory for it.
+pub(crate) fn try_push<T>(items: &mut Vec<T>, item: T) -> Result<()> {
+    if items.len() == items.capacity() {
+        let more = items.len().max(FIRST_ITEMS);
+        if items.try_reserve_exact(more).is_err() {
+            let bytes = (items.len() + more) * size_of::<T>();
+            fail!(Memory, "expanding the plan needs another {bytes} bytes");
+        }
+    }
+    items.push(item);
     Ok(())
 }
 
 /// The fragments of a schedule, sorted by target and as few as can be.
 pub fn fragments(schedule: &Schedule) -> Result<Vec<Fragment>> {
-    check_runs(schedule)?;
+    check_runs(schedule, MAX_RUNS)?;
     let same_target = |a: &CopyLoop, b: &CopyLoop| a.target_tensor == b.target_tensor;
-    let by_target = schedule.loops.chunk_by(same_target);
-    Ok(by_target.flat_map(|loops| fragments_of(loops, &schedule.table)).collect())
+    let mut all = Vec::new();
+    for loops in schedule.loops.chunk_by(same_target) {
+        for fragment in fragments_of(loops, &schedule.table)? {
+            try_push(&mut all, fragment)?;
+        }
+    }
+    Ok(all)
 }
 
 /// The fragments of one target tensor's loops.
-pub(crate) fn fragments_of(loops: &[CopyLoop], table: &BlockTable) -> Vec<Fragment> {
+pub(crate) fn fragments_of(loops: &[CopyLoop], table: &BlockTable) -> Result<Vec<Fragment>> {
     let mut fragments = Vec::new();
     for copy in loops {
-        expand(copy, table, &mut fragments);
+        expand(copy, table, &mut fragments)?;
     }
     if !fragments.is_sorted() {
-        fragments.sort(); // stable, and so fast on the sorted stretches that loops produce
-        fragments = coalesce(fragments);
+        fragments.sort_unstable();
+        coalesce(&mut fragments);
     }
-    fragments
+    Ok(fragments)
 }
 
 /// Merges neighbours of a sorted list that are contiguous on both sides.
-pub fn coalesce(fragments: Vec<Fragment>) -> Vec<Fragment> {
-    let mut merged = Vec::with_capacity(fragments.len());
-    for fragment in fragments {
-        push(&mut merged, fragment);
-    }
-    merged
+pub fn coalesce(fragments: &mut Vec<Fragment>) {
+    fragments.dedup_by(|next, last| {
+        let continues = last.continues_in(next);
+        if continues {
+            last.length += next.length;
+        }
+        continues
+    });
 }
 
-fn push(fragments: &mut Vec<Fragment>, next: Fragment) {
+fn push(fragments: &mut Vec<Fragment>, next: Fragment) -> Result<()> {
     match fragments.last_mut() {
-        Some(last) if last.continues_in(&next) => last.length += next.length,
-        _ => fragments.push(next),
+        Some(last) if last.continues_in(&next) => {
+            last.length += next.length;
+            Ok(())
+        }
+        _ => try_push(fragments, next),
     }
 }
 
 /// Expands one loop. Dimensions that step over the whole table go around it and the others inside,
 /// so that fragments come out in target order wherever the tensor's strides allow it.
-fn expand(copy: &CopyLoop, table: &BlockTable, out: &mut Vec<Fragment>) {
+fn expand(copy: &CopyLoop, table: &BlockTable, out: &mut Vec<Fragment>) -> Result<()> {
     let entries = copy.entries.clone();
     let (sources, targets) = (&table.source[entries.clone()], &table.target[entries]);
-    let (Some(first), Some(last)) = (targets.first(), targets.last()) else { return };
+    let (Some(first), Some(last)) = (targets.first(), targets.last()) else { return Ok(()) };
     let table_bytes = last - first;
     let dims = copy.strided.looping();
     let around = dims.iter().take_while(|dim| dim.target_stride > table_bytes).count();
     let (outer, inner) = dims.split_at(around);
+    let mut pushed = Ok(());
     each_step(outer, copy.source_offset, copy.target_offset, &mut |source, target| {
         for (source_entry, target_entry) in sources.iter().zip(targets) {
             each_step(inner, source + source_entry, target + target_entry, &mut |source, target| {
-                push(
-                    out,
-                    Fragment {
-                        target_tensor: copy.target_tensor,
-                        target_offset: target,
-                        source_tensor: copy.source_tensor,
-                        source_offset: source,
-                        length: copy.strided.run_bytes,
-                    },
-                );
+                let next = Fragment {
+                    target_tensor: copy.target_tensor,
+                    target_offset: target,
+                    source_tensor: copy.source_tensor,
+                    source_offset: source,
+                    length: copy.strided.run_bytes,
+                };
+                if pushed.is_ok() {
+                    pushed = push(out, next);
+                }
             });
         }
     });
+    pushed
 }
 
 /// Calls `visit` with the offsets of every index of `dims`, the last one fastest.
@@ -114,5 +141,31 @@ pub fn each_step(dims: &[Dim], source: u64, target: u64, visit: &mut impl FnMut(
     };
     for step in 0..dim.count {
         each_step(inner, source + step * dim.source_stride, target + step * dim.target_stride, visit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::strided::Strided;
+
+    #[test]
+    fn runs_are_counted_against_the_bound() {
+        let dim = Dim { count: 3, source_stride: 8, target_stride: 9 };
+        let strided = Strided::new(4, [dim]).unwrap();
+        let (source_offset, target_offset) = (0, 0);
+        let copy = CopyLoop {
+            source_tensor: 0,
+            target_tensor: 0,
+            source_offset,
+            target_offset,
+            strided,
+            entries: 0..2,
+        };
+        let table = BlockTable { source: vec![0, 100], target: vec![0, 100] };
+        let schedule = Schedule { loops: vec![copy], table };
+        assert!(check_runs(&schedule, 6).is_ok());
+        assert!(check_runs(&schedule, 5).is_err());
+        assert_eq!(fragments(&schedule).unwrap().len(), 6);
     }
 }

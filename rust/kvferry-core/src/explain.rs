@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use crate::bind::{Schedule, bind};
 use crate::cache::RankCache;
+use crate::columns::Expansion;
 use crate::error::Result;
-use crate::expand::fragments;
 use crate::plan::Plan;
 use crate::route::Side;
 use crate::staging::stage;
@@ -43,14 +43,13 @@ impl Summary {
 
 /// Summarises one rank pair's schedule.
 pub fn summarize(schedule: &Schedule) -> Result<Summary> {
-    let fragments = fragments(schedule)?;
+    let expansion = Expansion::new(schedule)?;
     let staged = stage(schedule)?;
-    let lengths = || fragments.iter().map(|fragment| fragment.length);
     Ok(Summary {
         num_loops: schedule.loops.len() as u64,
-        num_fragments: fragments.len() as u64,
-        num_bytes: lengths().sum(),
-        fragment_bytes: (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0)),
+        num_fragments: expansion.len() as u64,
+        num_bytes: schedule.num_bytes(),
+        fragment_bytes: (expansion.min_bytes(), expansion.max_bytes()),
         staged_descriptors: staged.runs.len() as u64,
         staged_bytes: staged.scratch_bytes,
     })

@@ -50,11 +50,7 @@ pub struct Layout(Vec<Axis>);
 impl Layout {
     /// Parses axis letters; `NHD` and `HND` are shorthands for `KBNHD` and `KBHND`.
     pub fn parse(text: &str) -> Result<Self> {
-        let spelled = match text {
-            "NHD" => "KBNHD",
-            "HND" => "KBHND",
-            other => other,
-        };
+        let spelled = spelled(text);
         let mut axes = Vec::with_capacity(spelled.len());
         for letter in spelled.chars() {
             let Some(&(_, named)) = LETTERS.iter().find(|entry| entry.0 == letter) else {
@@ -125,7 +121,7 @@ impl Layout {
             }
             return Ok((0..self.0.len()).collect());
         }
-        let letters: Vec<char> = handed_over.chars().collect();
+        let letters: Vec<char> = spelled(handed_over).chars().collect();
         let position = |axis: &Axis| letters.iter().position(|letter| *letter == axis.letter());
         match self.0.iter().map(position).collect::<Option<Vec<_>>>() {
             Some(positions) if letters.len() == positions.len() => Ok(positions),
@@ -139,5 +135,14 @@ impl fmt::Display for Layout {
         let mut letters: Vec<char> = self.0.iter().map(|axis| axis.letter()).collect();
         letters.dedup(); // a state part's dimensions are one letter together
         f.write_str(&letters.into_iter().collect::<String>())
+    }
+}
+
+/// The letters that a shorthand stands for.
+fn spelled(text: &str) -> &str {
+    match text {
+        "NHD" => "KBNHD",
+        "HND" => "KBHND",
+        other => other,
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::bind::Schedule;
 use crate::cache::RankCache;
 use crate::error::{Result, fail};
-use crate::expand::each_step;
+use crate::expand::{MAX_RUNS, check_runs, each_step, try_push};
 use crate::interval::Interval;
 use crate::layout::Axis;
 use crate::route::Side;
@@ -17,7 +17,7 @@ use crate::strided::{Dim, Strided};
 
 /// A schedule with the tensors that it was bound to.
 #[derive(Clone, Copy, Debug)]
-pub struct Bound<'a> {
+pub struct BoundSchedule<'a> {
     /// What is moved.
     pub schedule: &'a Schedule,
     /// Where from.
@@ -47,12 +47,15 @@ enum Grain {
 
 /// Checks schedules that run together. `one_process` says that source and target addresses count in the
 /// same memory; else only the targets are compared with each other.
-pub fn check(bound: &[Bound<'_>], one_process: bool) -> Result<()> {
+pub fn check(bound: &[BoundSchedule<'_>], one_process: bool) -> Result<()> {
     let shared = sharing_memory(bound, one_process);
-    if shared.is_empty() || conflict(&spans(bound, &shared, Grain::Block)).is_none() {
+    if shared.is_empty() || conflict(&spans(bound, &shared, Grain::Block)?).is_none() {
         return Ok(());
     }
-    let Some((one, other)) = conflict(&spans(bound, &shared, Grain::Run)) else {
+    for bound in bound {
+        check_runs(bound.schedule, MAX_RUNS)?;
+    }
+    let Some((one, other)) = conflict(&spans(bound, &shared, Grain::Run)?) else {
         return Ok(());
     };
     let both = one.bytes.intersect(other.bytes);
@@ -66,10 +69,22 @@ pub fn check(bound: &[Bound<'_>], one_process: bool) -> Result<()> {
     )
 }
 
+/// Whether any two tensors of a cache lie in the same memory.
+pub fn shares_memory(cache: &RankCache) -> bool {
+    let mut regions: Vec<Interval> = (0..cache.tensors.len())
+        .map(|tensor| {
+            let address = cache.tensors[tensor].address;
+            Interval::new(address, address + cache.extent_bytes(tensor))
+        })
+        .collect();
+    regions.sort_unstable();
+    regions.windows(2).any(|pair| pair[0].end > pair[1].begin)
+}
+
 /// Owners whose memory touches that of another, with a write on at least one side.
-fn sharing_memory(bound: &[Bound<'_>], one_process: bool) -> BTreeSet<Owner> {
+fn sharing_memory(bound: &[BoundSchedule<'_>], one_process: bool) -> BTreeSet<Owner> {
     let mut regions: BTreeMap<Owner, (i32, i32, Interval)> = BTreeMap::new();
-    for Bound { schedule, source, target } in bound {
+    for BoundSchedule { schedule, source, target } in bound {
         for copy in &schedule.loops {
             let mut add = |side: Side, cache: &RankCache, tensor: usize| {
                 let Some(registered) = cache.tensors.get(tensor) else { return };
@@ -113,9 +128,9 @@ fn close(cluster: &mut Vec<Owner>, sharing: &mut BTreeSet<Owner>) {
 }
 
 /// What the owners touch, sorted, each owner's own spans merged.
-fn spans(bound: &[Bound<'_>], owners: &BTreeSet<Owner>, grain: Grain) -> Vec<Span> {
+fn spans(bound: &[BoundSchedule<'_>], owners: &BTreeSet<Owner>, grain: Grain) -> Result<Vec<Span>> {
     let mut spans = Vec::new();
-    for Bound { schedule, source, target } in bound {
+    for BoundSchedule { schedule, source, target } in bound {
         for copy in &schedule.loops {
             let ends = [
                 (Side::Target, *target, copy.target_tensor, copy.target_offset, &schedule.table.target),
@@ -130,10 +145,15 @@ fn spans(bound: &[Bound<'_>], owners: &BTreeSet<Owner>, grain: Grain) -> Vec<Spa
                 let (outer, hull_bytes) = hull(&copy.strided, side, grain, block_bytes);
                 let start = cache.tensors[tensor].address + offset;
                 for entry in &table[copy.entries.clone()] {
+                    let mut pushed = Ok(());
                     each_step(&outer, start + entry, start + entry, &mut |source, target| {
                         let begin = if side == Side::Source { source } else { target };
-                        spans.push(Span { bytes: Interval::new(begin, begin + hull_bytes), owner });
+                        if pushed.is_ok() {
+                            let span = Span { bytes: Interval::new(begin, begin + hull_bytes), owner };
+                            pushed = try_push(&mut spans, span);
+                        }
                     });
+                    pushed?;
                 }
             }
         }
@@ -147,7 +167,7 @@ fn spans(bound: &[Bound<'_>], owners: &BTreeSet<Owner>, grain: Grain) -> Vec<Spa
         joins
     });
     spans.sort_unstable_by_key(|span| span.bytes);
-    spans
+    Ok(spans)
 }
 
 /// The dimensions to step along, and the bytes that each step is taken to touch.
@@ -178,8 +198,8 @@ fn conflict(sorted: &[Span]) -> Option<(Span, Span)> {
     None
 }
 
-fn describe(bound: &[Bound<'_>], (side, rank, tensor): Owner) -> String {
-    let (verb, cache_at): (_, for<'a> fn(&Bound<'a>) -> &'a RankCache) = match side {
+fn describe(bound: &[BoundSchedule<'_>], (side, rank, tensor): Owner) -> String {
+    let (verb, cache_at): (_, for<'a> fn(&BoundSchedule<'a>) -> &'a RankCache) = match side {
         Side::Source => ("read", |bound| bound.source),
         Side::Target => ("written", |bound| bound.target),
     };

@@ -7,7 +7,7 @@ use crate::model::{Attention, Group, GroupKind, StatePart};
 
 /// One tensor that a rank registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Slot {
+pub struct TensorSlot {
     /// Unique on its rank.
     pub name: String,
     /// Index of the group in the engine's model.
@@ -24,7 +24,7 @@ pub struct Slot {
     pub item_bytes: u64,
 }
 
-impl Slot {
+impl TensorSlot {
     /// Where the block axis is.
     pub fn block_axis(&self) -> usize {
         self.axis(Axis::Block).unwrap_or_default() // every layout names B
@@ -49,7 +49,7 @@ impl Slot {
 impl Engine {
     /// The tensors that a rank registers, in registration order: groups in order, layers ascending,
     /// key before value, state parts in their order.
-    pub fn slots(&self, rank: usize) -> Result<Vec<Slot>> {
+    pub fn slots(&self, rank: usize) -> Result<Vec<TensorSlot>> {
         self.check_rank(rank)?;
         let stage = self.stage_layers(rank);
         let mut slots = Vec::new();
@@ -85,7 +85,7 @@ struct Family<'a> {
 
 impl Family<'_> {
     /// The slots of one layer, or of several that share tensors.
-    fn slots(&self, name: &str, layers: &[u64]) -> Result<Vec<Slot>> {
+    fn slots(&self, name: &str, layers: &[u64]) -> Result<Vec<TensorSlot>> {
         let Group { kind, .. } = &self.sharded.group;
         let slots = match (kind, &self.sharded.layout) {
             (GroupKind::Attention(attention), Some(layout)) => {
@@ -106,7 +106,13 @@ impl Family<'_> {
         Ok(slots)
     }
 
-    fn attention(&self, name: &str, layers: &[u64], attention: &Attention, layout: &Layout) -> Vec<Slot> {
+    fn attention(
+        &self,
+        name: &str,
+        layers: &[u64],
+        attention: &Attention,
+        layout: &Layout,
+    ) -> Vec<TensorSlot> {
         let item_bytes = attention.dtype.item_bytes();
         let [key, value] = attention.row_items();
         if layout.has(Axis::Content) {
@@ -130,7 +136,7 @@ impl Family<'_> {
         layout: &Layout,
         row_items: u64,
         item_bytes: u64,
-    ) -> Slot {
+    ) -> TensorSlot {
         let sharded = self.sharded;
         let size = |axis: &Axis| match axis {
             Axis::Layer => layers.len() as u64,
@@ -140,7 +146,7 @@ impl Family<'_> {
             Axis::Head => sharded.splits[0].units(self.tp_rank).len(),
             Axis::Dim | Axis::Content | Axis::State => row_items,
         };
-        Slot {
+        TensorSlot {
             name,
             group: self.g,
             layers: layers.to_vec(),
@@ -151,13 +157,13 @@ impl Family<'_> {
         }
     }
 
-    fn state(&self, name: &str, layers: &[u64], index: usize, part: &StatePart) -> Slot {
+    fn state(&self, name: &str, layers: &[u64], index: usize, part: &StatePart) -> TensorSlot {
         let mut items = part.items();
         if let Some((axis, units)) = part.shard {
             items[axis] = items[axis] / units * self.sharded.splits[index].units(self.tp_rank).len();
         }
         let blocks = self.sharded.num_blocks.unwrap_or(0);
-        Slot {
+        TensorSlot {
             name: format!("{name}.state.{}", part.name),
             group: self.g,
             layers: layers.to_vec(),

@@ -9,9 +9,9 @@ use crate::bind::Schedule;
 use crate::cache::RankCache;
 use crate::engine::Engine;
 use crate::error::{Result, fail};
-use crate::expand::{MAX_RUNS, each_step};
+use crate::expand::{MAX_RUNS, each_step, try_push};
 use crate::layout::Layout;
-use crate::slot::Slot;
+use crate::slot::TensorSlot;
 use crate::strided::{BlockTable, CopyLoop, Dim, Strided};
 use crate::tensor::{Device, Tensor};
 
@@ -52,9 +52,9 @@ pub fn stage(schedule: &Schedule) -> Result<Staged> {
     if total > u128::from(MAX_RUNS) {
         fail!(Value, "staging the plan takes {total} runs, more than {MAX_RUNS}");
     }
-    let runs = runs(schedule, &hulls);
+    let runs = runs(schedule, &hulls)?;
     let scratch_bytes = runs.last().map_or(0, |run| run.scratch_offset + run.length);
-    let finish = finish(schedule, &hulls, &runs);
+    let finish = finish(schedule, &hulls, &runs)?;
     Ok(Staged { runs, scratch_bytes, finish })
 }
 
@@ -91,13 +91,17 @@ impl Hull {
 }
 
 /// The runs that cover every hull, merged where they are near each other.
-fn runs(schedule: &Schedule, hulls: &[Hull]) -> Vec<StagedRun> {
+fn runs(schedule: &Schedule, hulls: &[Hull]) -> Result<Vec<StagedRun>> {
     let mut spans = Vec::new();
     for (copy, hull) in schedule.loops.iter().zip(hulls) {
         for entry in &schedule.table.source[copy.entries.clone()] {
+            let mut pushed = Ok(());
             each_step(&hull.outer, copy.source_offset + entry, 0, &mut |source, _| {
-                spans.push((copy.source_tensor, source, source + hull.span_bytes));
+                if pushed.is_ok() {
+                    pushed = try_push(&mut spans, (copy.source_tensor, source, source + hull.span_bytes));
+                }
             });
+            pushed?;
         }
     }
     spans.sort_unstable();
@@ -114,11 +118,11 @@ fn runs(schedule: &Schedule, hulls: &[Hull]) -> Vec<StagedRun> {
         scratch_offset += run.length;
         run
     };
-    spans.into_iter().map(place).collect()
+    Ok(spans.into_iter().map(place).collect())
 }
 
 /// The schedule's loops with scratch as their source: one for every step of the outer dimensions.
-fn finish(schedule: &Schedule, hulls: &[Hull], runs: &[StagedRun]) -> Schedule {
+fn finish(schedule: &Schedule, hulls: &[Hull], runs: &[StagedRun]) -> Result<Schedule> {
     let in_scratch = |tensor: usize, offset: u64| {
         let after = runs.partition_point(|run| (run.source_tensor, run.source_offset) <= (tensor, offset));
         let run = &runs[after - 1]; // every hull lies in a run
@@ -129,11 +133,15 @@ fn finish(schedule: &Schedule, hulls: &[Hull], runs: &[StagedRun]) -> Schedule {
         let strided = Strided::new(copy.strided.run_bytes, hull.inner.iter().copied())
             .expect("no more dimensions than the loop has");
         let BlockTable { source, target } = &schedule.table;
+        let mut pushed = Ok(());
         each_step(&hull.outer, copy.source_offset, copy.target_offset, &mut |source_at, target_at| {
             let begin = finish.table.target.len();
             for entry in copy.entries.clone() {
-                finish.table.source.push(in_scratch(copy.source_tensor, source_at + source[entry]));
-                finish.table.target.push(target[entry]);
+                let scratch = in_scratch(copy.source_tensor, source_at + source[entry]);
+                if pushed.is_ok() {
+                    pushed = try_push(&mut finish.table.source, scratch)
+                        .and_then(|()| try_push(&mut finish.table.target, target[entry]));
+                }
             }
             finish.loops.push(CopyLoop {
                 source_tensor: 0,
@@ -144,8 +152,9 @@ fn finish(schedule: &Schedule, hulls: &[Hull], runs: &[StagedRun]) -> Schedule {
                 entries: begin..finish.table.target.len(),
             });
         });
+        pushed?;
     }
-    finish
+    Ok(finish)
 }
 
 /// A scratch buffer as the one tensor of a rank that nothing else is known of.
@@ -156,7 +165,7 @@ pub fn scratch_cache(
     bytes: u64,
     device: Device,
 ) -> RankCache {
-    let slot = Slot {
+    let slot = TensorSlot {
         name: "scratch".to_owned(),
         group: 0,
         layers: Vec::new(),

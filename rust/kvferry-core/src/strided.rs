@@ -6,7 +6,7 @@ use std::ops::Range;
 pub const MAX_DIMS: usize = 4;
 
 /// One loop dimension: how often, and how far it steps on either side, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Dim {
     /// Steps, at least one.
     pub count: u64,
@@ -29,7 +29,7 @@ impl Dim {
 
 /// A contiguous run of bytes and the dimensions that repeat it, in canonical form: no dimension
 /// of one step but the unused outer ones, outermost first by target stride, nothing mergeable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Strided {
     /// Bytes that are contiguous on both sides.
     pub run_bytes: u64,
@@ -151,13 +151,14 @@ pub struct BlockTable {
 /// Folds loops that repeat each other at equal steps into one with a dimension more: the planes of a
 /// tensor that holds both, the layers of a tensor that holds several.
 pub fn fold(mut loops: Vec<CopyLoop>) -> Vec<CopyLoop> {
-    loops.sort_by_key(|copy| (copy.target_tensor, copy.source_tensor));
     loop {
-        let before = loops.len();
-        loops = fold_once(&loops);
-        if loops.len() == before {
+        // Loops that may repeat each other become neighbours; the stable sort keeps their order.
+        loops.sort_by_key(|copy| (copy.target_tensor, copy.source_tensor, copy.entries.start, copy.strided));
+        let folded = fold_once(&loops);
+        if folded.len() == loops.len() {
             return loops;
         }
+        loops = folded;
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::{Result, fail};
 use crate::layout::Axis;
-use crate::slot::Slot;
+use crate::slot::TensorSlot;
 
 /// Where memory lives, in `DLPack`'s numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,13 +73,13 @@ pub struct Tensor {
 impl Tensor {
     /// Checks a producer's tensor against its slot. `axes` names the producer's dimensions where they
     /// are not in memory order.
-    pub fn register(slot: &Slot, raw: &RawTensor, axes: Option<&str>) -> Result<Self> {
+    pub fn register(slot: &TensorSlot, raw: &RawTensor, axes: Option<&str>) -> Result<Self> {
         let name = &slot.name;
         let axis_count = slot.layout.axes().len();
         if raw.shape.len() != axis_count || raw.strides.len() != axis_count {
             fail!(
                 Layout,
-                "tensor {name:?} has {} dimensions, layout \"{}\" has {axis_count}",
+                "tensor {name:?} has {} dimensions, layout \"{}\" has {axis_count}; pass a view with one an axis",
                 raw.shape.len(),
                 slot.layout
             );
@@ -107,7 +107,7 @@ impl Tensor {
     }
 
     /// A tensor without padding, of `blocks` blocks, at address zero.
-    pub fn dense(slot: &Slot, blocks: u64) -> Result<Self> {
+    pub fn dense(slot: &TensorSlot, blocks: u64) -> Result<Self> {
         let mut sizes = slot.sizes.clone();
         sizes[slot.block_axis()] = blocks;
         let mut strides = vec![0; sizes.len()];
@@ -132,11 +132,11 @@ impl Tensor {
     }
 
     /// The stride of an axis of its slot's layout; zero where there is no such axis.
-    pub fn stride(&self, slot: &Slot, axis: Axis) -> u64 {
+    pub fn stride(&self, slot: &TensorSlot, axis: Axis) -> u64 {
         slot.axis(axis).map_or(0, |index| self.strides[index])
     }
 
-    fn check_address(&self, slot: &Slot) -> Result<()> {
+    fn check_address(&self, slot: &TensorSlot) -> Result<()> {
         let extent_bytes = self.extent_bytes(slot.item_bytes);
         if self.address.checked_add(extent_bytes).is_none() {
             fail!(
@@ -150,7 +150,7 @@ impl Tensor {
     }
 }
 
-fn checked_sizes(slot: &Slot, shape: &[i64]) -> Result<Vec<u64>> {
+fn checked_sizes(slot: &TensorSlot, shape: &[i64]) -> Result<Vec<u64>> {
     let mut sizes = Vec::with_capacity(shape.len());
     for (index, (&given, &due)) in shape.iter().zip(&slot.sizes).enumerate() {
         let axis = slot.layout.axes()[index];
@@ -175,7 +175,7 @@ fn checked_sizes(slot: &Slot, shape: &[i64]) -> Result<Vec<u64>> {
 }
 
 /// Strides in memory order must each step over everything inside them, or elements would overlap.
-fn checked_strides(slot: &Slot, sizes: &[u64], strides: &[i64]) -> Result<Vec<u64>> {
+fn checked_strides(slot: &TensorSlot, sizes: &[u64], strides: &[i64]) -> Result<Vec<u64>> {
     let mut checked = vec![0; sizes.len()];
     if sizes.contains(&0) {
         return Ok(checked); // no item, no step

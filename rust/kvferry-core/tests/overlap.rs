@@ -9,7 +9,7 @@ use kvferry_core::Error;
 use kvferry_core::bind::{Schedule, bind};
 use kvferry_core::cache::RankCache;
 use kvferry_core::expand::fragments;
-use kvferry_core::overlap::{Bound, check};
+use kvferry_core::overlap::{BoundSchedule, check};
 use kvferry_core::plan::Plan;
 use kvferry_core::route::{Route, Side};
 use proptest::prelude::*;
@@ -85,8 +85,8 @@ proptest! {
             source_places.lay_out(&mut source, 8 * index);
             bound.push((bind(&plan, &source, &target).unwrap(), source));
         }
-        let checked: Vec<Bound<'_>> =
-            bound.iter().map(|(schedule, source)| Bound { schedule, source, target: &target }).collect();
+        let checked: Vec<BoundSchedule<'_>> =
+            bound.iter().map(|(schedule, source)| BoundSchedule { schedule, source, target: &target }).collect();
         match check(&checked, one_process) {
             Ok(()) => prop_assert!(!conflicts(&bound, &target, one_process)),
             Err(Error::Overlap(_)) => prop_assert!(conflicts(&bound, &target, one_process)),

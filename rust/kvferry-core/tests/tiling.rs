@@ -8,7 +8,7 @@ use std::sync::Arc;
 use kvferry_core::bind::bind;
 use kvferry_core::blocks::{BlockList, due, stretches};
 use kvferry_core::expand::{each_step, fragments};
-use kvferry_core::overlap::{Bound, check};
+use kvferry_core::overlap::{BoundSchedule, check};
 use kvferry_core::plan::Plan;
 use kvferry_core::route::{Route, Side};
 use proptest::prelude::*;
@@ -57,7 +57,7 @@ proptest! {
             for (source_rank, _) in plan.rank_pairs() {
                 let source = dense(&plan, Side::Source, source_rank);
                 let schedule = bind(&plan, &source, &target).unwrap();
-                check(&[Bound { schedule: &schedule, source: &source, target: &target }], false).unwrap();
+                check(&[BoundSchedule { schedule: &schedule, source: &source, target: &target }], false).unwrap();
                 let mut from_fragments = BTreeMap::new();
                 let fragments = fragments(&schedule).unwrap();
                 prop_assert!(fragments.is_sorted());

@@ -65,7 +65,7 @@ pub fn per_group<'py, T>(
 
 /// One first token for all groups, or a sequence of one a group.
 pub fn first_tokens(field: &str, value: &Bound<'_, PyAny>, groups: usize) -> PyResult<Vec<u64>> {
-    if value.try_iter().is_err() {
+    if !value.hasattr("__iter__")? {
         return Ok(vec![natural(field, value)?; groups]);
     }
     // One more than there are groups is enough to see that the number is wrong.
@@ -111,7 +111,7 @@ impl IdReader<'_> {
         }
         // A range may be longer than memory, and a subclass of list may say any length.
         let too_many = || self.wrong(&format!("holds more than {MAX_IDS} ids"));
-        if value.len().map_or(true, |count| count > MAX_IDS) {
+        if value.len().map_err(|error| refused(error, value, too_many))? > MAX_IDS {
             return Err(too_many());
         }
         let mut ids = Vec::new();
@@ -121,7 +121,7 @@ impl IdReader<'_> {
             }
             let id = id?;
             ids.push(match id.extract() {
-                Ok(id) => id,
+                Ok(id) => self.near_id(id)?,
                 Err(error) => self.far_id(error, &id)?,
             });
         }
@@ -149,7 +149,7 @@ impl IdReader<'_> {
         match kind.as_str() {
             "i" => {
                 let ids = plain("int64")?.cast_into::<PyArray1<i64>>()?;
-                Ok(ids.readonly().as_slice()?.to_vec())
+                ids.readonly().as_slice()?.iter().map(|id| self.near_id(*id)).collect()
             }
             "u" => {
                 let ids = plain("uint64")?.cast_into::<PyArray1<u64>>()?;
@@ -164,6 +164,11 @@ impl IdReader<'_> {
         }
     }
 
+    /// The stand-in of a null block is no id of its own.
+    fn near_id(&self, id: i64) -> PyResult<i64> {
+        if id == FAR_NULL_BLOCK && !self.null.eq(id)? { Err(self.too_large(id)) } else { Ok(id) }
+    }
+
     /// An id that is no 64-bit integer can only be the null block.
     fn far_id(&self, error: PyErr, id: &Bound<'_, PyAny>) -> PyResult<i64> {
         if id.is_instance_of::<PyInt>() {
@@ -173,7 +178,7 @@ impl IdReader<'_> {
     }
 
     fn too_large(&self, id: impl Display) -> PyErr {
-        to_py(Error::BlockRange(format!("block id {id} in {} is outside [-2^63, 2^63)", self.field)))
+        to_py(Error::BlockRange(format!("block id {id} in {} is outside [0, 2^63)", self.field)))
     }
 
     fn wrong(&self, why: &str) -> PyErr {

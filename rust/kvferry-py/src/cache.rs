@@ -6,9 +6,9 @@ use std::sync::Arc;
 use kvferry_core::Error;
 use kvferry_core::cache::RankCache;
 use kvferry_core::engine::PerGroup;
-use kvferry_core::slot::Slot;
+use kvferry_core::slot::TensorSlot;
 use kvferry_core::tensor::{Device, RawTensor};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PySequence, PyString, PyTuple};
 
@@ -28,7 +28,8 @@ use crate::errors::{OrRaise, to_py};
 /// tensors
 ///     Anything that speaks DLPack (torch, numpy, …) in host memory: a sequence in the order of
 ///     ``engine.tensor_slots(rank)``, or a mapping from slot name. Nothing is copied, and each
-///     tensor's memory stays alive as long as this object.
+///     tensor's memory stays alive as long as this object; the producer must not move or shrink it
+///     meanwhile (torch's ``resize_`` of a storage does).
 /// axes
 ///     Axis letters of the tensors' dimensions in the order in which they are handed over, where that
 ///     is not memory order: one string, or a tuple with one entry a group.
@@ -102,7 +103,7 @@ impl KVCache {
     fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let module = py.import("kvferry.cache")?;
         let slot_class = module.getattr("SlotDescription")?;
-        let describe = |(slot, tensor): (&Slot, &kvferry_core::tensor::Tensor)| {
+        let describe = |(slot, tensor): (&TensorSlot, &kvferry_core::tensor::Tensor)| {
             slot_class.call1((
                 &slot.name,
                 tensor.address,
@@ -126,7 +127,7 @@ impl KVCache {
 
 /// Pairs each slot's name with its tensor.
 fn in_slot_order<'py>(
-    slots: &[Slot],
+    slots: &[TensorSlot],
     tensors: &Bound<'py, PyAny>,
 ) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
     if let Ok(by_name) = tensors.cast::<PyMapping>() {
@@ -137,9 +138,12 @@ fn in_slot_order<'py>(
                 return Err(to_py(Error::BlockRange(format!("there is no tensor slot {}", shown(&name)))));
             }
         }
-        let tensor = |slot: &Slot| match by_name.get_item(&slot.name) {
+        let tensor = |slot: &TensorSlot| match by_name.get_item(&slot.name) {
             Ok(tensor) => Ok((slot.name.clone(), tensor)),
-            Err(_) => Err(to_py(Error::Layout(format!("tensor slot {:?} is not given", slot.name)))),
+            Err(error) if error.is_instance_of::<PyKeyError>(tensors.py()) => {
+                Err(to_py(Error::Layout(format!("tensor slot {:?} is not given", slot.name))))
+            }
+            Err(error) => Err(error),
         };
         return slots.iter().map(tensor).collect();
     }

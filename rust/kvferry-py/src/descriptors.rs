@@ -5,7 +5,6 @@ use std::slice;
 
 use kvferry_core::bind::Schedule;
 use kvferry_core::columns::{Columns, Expansion};
-use kvferry_core::strided::CopyLoop;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 
@@ -42,11 +41,11 @@ impl Descriptors {
     pub fn new(py: Python<'_>, schedule: &Schedule) -> PyResult<Self> {
         let expansion = py.detach(|| Expansion::new(schedule)).or_raise()?;
         // One array for all columns: large enough for huge pages where each by itself may not be.
-        // SAFETY: every element is written below, before anyone else sees the array.
-        let table = unsafe { PyArray2::<i64>::new(py, [5, expansion.len()], false) };
+        let table = py.import("numpy")?.call_method1("empty", ((5, expansion.len()), "int64"))?;
+        let table = table.cast_into::<PyArray2<i64>>()?;
         let first = table.data().cast::<MaybeUninit<i64>>();
-        // SAFETY: a new array is contiguous and aligned and holds so many elements, and until it is
-        // returned nobody else has a reference to it.
+        // SAFETY: a new array is contiguous and aligned and holds so many elements, which may be
+        // anything, and until it is returned nobody else has a reference to it.
         let mut rest = unsafe { slice::from_raw_parts_mut(first, 5 * expansion.len()) };
         let [source_tensor, source_offset, target_tensor, target_offset, length] =
             std::array::from_fn(|_| {
@@ -56,7 +55,6 @@ impl Descriptors {
             });
         let mut columns = Columns { source_tensor, source_offset, target_tensor, target_offset, length };
         py.detach(|| expansion.write(&mut columns));
-        let bytes = |copy: &CopyLoop| copy.strided.num_bytes() * copy.entries.len() as u64;
         let column = |index: usize| -> PyResult<Py<PyArray1<i64>>> {
             Ok(table.get_item(index)?.cast_into::<PyArray1<i64>>()?.unbind())
         };
@@ -67,7 +65,7 @@ impl Descriptors {
             target_offset: column(3)?,
             length: column(4)?,
             count: expansion.len(),
-            total_bytes: schedule.loops.iter().map(bytes).sum(),
+            total_bytes: schedule.num_bytes(),
             min_bytes: expansion.min_bytes(),
         })
     }

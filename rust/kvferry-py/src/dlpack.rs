@@ -161,9 +161,9 @@ fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
 /// Asks for a versioned capsule, and for an unversioned one where the producer knows no versions.
 fn capsule<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
-    let Ok(export) = object.getattr(intern!(py, "__dlpack__")) else {
-        return Err(speaks_no_dlpack(name, object));
-    };
+    let export = object
+        .getattr(intern!(py, "__dlpack__"))
+        .map_err(|error| refused(error, object, || speaks_no_dlpack(name, object)))?;
     let versioned = [("max_version", (MAJOR_VERSION, 0))].into_py_dict(py)?;
     let exported = export
         .call((), Some(&versioned))

@@ -7,7 +7,7 @@ use kvferry_core::engine::{self, EngineFields, PerGroup};
 use kvferry_core::interval::Interval;
 use kvferry_core::layout::Layout;
 use kvferry_core::model::{self, Attention, Group, GroupKind, Latent, StatePart};
-use kvferry_core::slot::Slot;
+use kvferry_core::slot;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString, PyTuple};
@@ -48,6 +48,12 @@ impl Engine {
         Ok(Self { inner: Arc::new(inner) })
     }
 
+    /// Global ranks.
+    #[getter]
+    fn num_ranks(&self) -> usize {
+        self.inner.num_ranks()
+    }
+
     /// The tensors that a rank registers, in registration order.
     fn tensor_slots<'py>(&self, py: Python<'py>, rank: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyTuple>> {
         let slots = self.inner.slots(index("rank", rank)?).or_raise()?;
@@ -82,7 +88,7 @@ pub fn engine_of(spec: &Bound<'_, PyAny>) -> PyResult<Arc<engine::Engine>> {
 ///     Bytes of one tensor item.
 #[pyclass(frozen, module = "kvferry._core")]
 pub struct TensorSlot {
-    inner: Slot,
+    inner: slot::TensorSlot,
 }
 
 #[pymethods]
@@ -133,7 +139,7 @@ impl TensorSlot {
     }
 
     fn __repr__(&self) -> String {
-        let Slot { name, group, layers, planes, layout, .. } = &self.inner;
+        let slot::TensorSlot { name, group, layers, planes, layout, .. } = &self.inner;
         format!(
             "TensorSlot(name={name:?}, group={group}, layers={layers:?}, planes={planes:?}, layout=\"{layout}\")"
         )
@@ -231,10 +237,12 @@ fn read_part(part: &Bound<'_, PyAny>) -> PyResult<StatePart> {
 
 /// `-1` is full attention; everything else must be a window.
 fn sliding_window(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
-    if value.extract::<i64>().is_ok_and(|window| window == -1) {
-        return Ok(None);
+    match value.extract::<i64>() {
+        Ok(-1) => Ok(None),
+        Ok(window @ 1..) => Ok(Some(window.unsigned_abs())),
+        Ok(_) => Err(wrong("sliding_window", value, "-1 or positive")),
+        Err(error) => Err(refused(error, value, || wrong("sliding_window", value, "an integer"))),
     }
-    natural("sliding_window", value).map(Some)
 }
 
 /// Any integer; one that is no 64-bit number is known by its stand-in.

@@ -1,7 +1,7 @@
 //! The mapping from the core's errors to the tree in `kvferry.errors`.
 
 use kvferry_core::Error;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
@@ -9,6 +9,7 @@ use pyo3::types::PyType;
 pub fn to_py(error: Error) -> PyErr {
     let (class, message) = match error {
         Error::Value(message) => return PyValueError::new_err(message),
+        Error::Memory(message) => return PyMemoryError::new_err(message),
         Error::Alignment(message) => ("AlignmentError", message),
         Error::BlockRange(message) => ("BlockRangeError", message),
         Error::Overlap(message) => ("OverlapError", message),

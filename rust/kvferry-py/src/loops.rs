@@ -53,13 +53,13 @@ impl Loops {
             let signed: Vec<i64> = numbers.into_iter().map(u64::cast_signed).collect();
             signed.into_pyarray(py).unbind()
         };
+        let total_bytes = schedule.num_bytes();
         let Schedule { loops, table } = schedule;
         let column = |value: fn(&CopyLoop) -> u64| signed(loops.iter().map(value).collect());
         let dims = |value: fn(&Dim) -> u64| -> PyResult<Py<PyArray2<i64>>> {
             let flat = loops.iter().flat_map(|copy| copy.strided.dims.iter().map(value)).collect();
             Ok(signed(flat).bind(py).reshape([loops.len(), MAX_DIMS])?.unbind())
         };
-        let bytes = |copy: &CopyLoop| copy.strided.num_bytes() * copy.entries.len() as u64;
         Ok(Self {
             source_tensor: column(|copy| copy.source_tensor as u64),
             source_offset: column(|copy| copy.source_offset),
@@ -72,7 +72,7 @@ impl Loops {
             table_begin: column(|copy| copy.entries.start as u64),
             table_end: column(|copy| copy.entries.end as u64),
             count: loops.len(),
-            total_bytes: loops.iter().map(bytes).sum(),
+            total_bytes,
             source_table: signed(table.source),
             target_table: signed(table.target),
         })

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use kvferry_core::bind::{Schedule, bind};
+use kvferry_core::bind::{Schedule, bind, bind_checked};
 use kvferry_core::cache::RankCache;
 use kvferry_core::explain::{explain, summarize};
-use kvferry_core::overlap::{self, Bound as BoundSchedule};
+use kvferry_core::overlap::{self, BoundSchedule};
 use kvferry_core::plan;
 use kvferry_core::route::Side;
 use kvferry_core::staging::stage;
@@ -114,7 +114,7 @@ impl Plan {
     ) -> PyResult<Descriptors> {
         let source = End::read(self.engine(Side::Source), source)?;
         let target = End::read(self.engine(Side::Target), target)?;
-        let schedule = py.detach(|| bind_checked(&self.inner, &source, &target)).or_raise()?;
+        let schedule = py.detach(|| schedule(&self.inner, &source, &target)).or_raise()?;
         Descriptors::new(py, &schedule)
     }
 
@@ -138,7 +138,7 @@ impl Plan {
     fn loops(&self, py: Python<'_>, source: &Bound<'_, PyAny>, target: &Bound<'_, PyAny>) -> PyResult<Loops> {
         let source = End::read(self.engine(Side::Source), source)?;
         let target = End::read(self.engine(Side::Target), target)?;
-        let schedule = py.detach(|| bind_checked(&self.inner, &source, &target));
+        let schedule = py.detach(|| schedule(&self.inner, &source, &target));
         Loops::new(py, schedule.or_raise()?)
     }
 
@@ -167,7 +167,7 @@ impl Plan {
         let source = End::read(self.engine(Side::Source), source)?;
         let target = End::read(self.engine(Side::Target), target)?;
         let staged =
-            py.detach(|| bind_checked(&self.inner, &source, &target).and_then(|schedule| stage(&schedule)));
+            py.detach(|| schedule(&self.inner, &source, &target).and_then(|schedule| stage(&schedule)));
         Staged::new(py, staged.or_raise()?, target.cache)
     }
 
@@ -195,7 +195,7 @@ impl Plan {
         let source = End::read(self.engine(Side::Source), source)?;
         let target = End::read(self.engine(Side::Target), target)?;
         let summary = py.detach(|| {
-            let schedule = bind_checked(&self.inner, &source, &target)?;
+            let schedule = schedule(&self.inner, &source, &target)?;
             summarize(&schedule)
         });
         Ok(summary.or_raise()?.staging_pays(min_mean_bytes))
@@ -224,7 +224,7 @@ impl Plan {
         py: Python<'_>,
         sources: &Bound<'_, PyAny>,
         targets: &Bound<'_, PyAny>,
-        stream: Option<usize>,
+        stream: Option<i64>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = stream;
@@ -316,12 +316,9 @@ impl Plan {
     }
 }
 
-/// Binds one pair and checks what it writes.
-fn bind_checked(plan: &plan::Plan, source: &End, target: &End) -> kvferry_core::Result<Schedule> {
-    let schedule = bind(plan, &source.cache, &target.cache)?;
-    let bound = BoundSchedule { schedule: &schedule, source: &source.cache, target: &target.cache };
-    overlap::check(&[bound], source.is_local && target.is_local)?;
-    Ok(schedule)
+/// The checked schedule of one pair.
+fn schedule(plan: &plan::Plan, source: &End, target: &End) -> kvferry_core::Result<Schedule> {
+    bind_checked(plan, &source.cache, &target.cache, source.is_local && target.is_local)
 }
 
 /// Binds and checks every pair, then copies.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvferry_core::Error;
 use kvferry_core::cache::RankCache;
-use kvferry_core::overlap::{self, Bound as BoundSchedule};
+use kvferry_core::overlap::{self, BoundSchedule};
 use kvferry_core::staging::{self, StagedRun, scratch_cache};
 use kvferry_core::tensor::{RawTensor, Tensor};
 use numpy::{IntoPyArray, PyArray1};
@@ -75,7 +75,7 @@ impl Staged {
         py: Python<'_>,
         scratch: &Bound<'_, PyAny>,
         target: &Bound<'_, KVCache>,
-        stream: Option<usize>,
+        stream: Option<i64>,
     ) -> PyResult<()> {
         let _ = stream;
         // Both keep their memory alive until the copy is done.
