@@ -45,10 +45,47 @@ def test_groups_may_share_one_allocation():
     with pytest.raises(OverlapError):
         clash.descriptors(ends[0].describe(), ends[1].describe())
     np.testing.assert_array_equal(pool, before)
-    # The same id is no clash where the tokens that are due lie in different slots of the block.
-    halves = two_groups("target", null_block_id=0)
-    halves_plan = Route(source, halves).plan(0, [[1], [3]], [[6], [0]], tokens=(0, 4))
-    halves_plan.copy(ends[0], KVCache(halves, 0, [pool, pool]))
+
+
+def test_one_id_in_two_groups_is_fine_where_their_tokens_differ():
+    """Two groups in one memory: each is due other slots of the block that both name."""
+    source, target = two_groups("source"), two_groups("target")
+    pool = np.full((10, 4, 2, 8), 0xEEEE, np.uint16)
+    read = counting_tensors(source)
+    caches = KVCache(source, 0, read), KVCache(target, 0, [pool, pool])
+    # Tokens 2 and 3 of the first group; of the second, which begins at token 4, tokens 4 and 5.
+    plan = Route(source, target).plan(
+        0, [[1, 2], [3, 4]], [[6, 7], [6]], tokens=(2, 6), target_first_token=(0, 4)
+    )
+    plan.copy(*caches)
+    np.testing.assert_array_equal(pool[6, 2:], read[0][1, 2:])
+    np.testing.assert_array_equal(pool[6, :2], read[1][4, :2])
+    assert plan.descriptors(*caches).total_bytes == plan.num_bytes
+    # With a token more, both would write slot 2.
+    clash = Route(source, target).plan(
+        0, [[1, 2], [3, 4]], [[6, 7], [6]], tokens=(2, 7), target_first_token=(0, 4)
+    )
+    with pytest.raises(OverlapError):
+        clash.copy(*caches)
+
+
+def test_bytes_that_two_sources_write_are_seen_from_either():
+    """The second group's view lies one head further, so that heads of two sources meet."""
+    model = two_groups("source").model
+    source = make_engine("source", model, tp_size=2)
+    target = make_engine("target", model)
+    flat = np.full(10 * 4 * 2 * 8 + 8, 0xEEEE, np.uint16)
+    views = [flat[shift : shift + 640].reshape(10, 4, 2, 8) for shift in (0, 8)]
+    sources = [source_cache(source, rank) for rank in range(2)]
+    written = KVCache(target, 0, views)
+    # Each source writes one head of each view; the first view's second is the other's first.
+    plan = Route(source, target).plan(0, [[1], [1]], [[6], [6]], tokens=(0, 4))
+    with pytest.raises(OverlapError):
+        plan.copy(sources, written)
+    for cache in sources:
+        with pytest.raises(OverlapError):
+            plan.descriptors(cache, written)
+    assert (flat == 0xEEEE).all()
 
 
 def test_one_id_in_two_groups_is_fine_where_their_bytes_differ():

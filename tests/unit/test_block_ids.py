@@ -213,3 +213,25 @@ def test_unknown_upper_bounds_are_checked_when_tensors_are_bound():
     ROUTE.plan(0, [[2, 99]], [[3, 99]], tokens=(0, 4)).copy(
         source_cache(SOURCE), target_cache(TARGET)
     )
+
+
+@pytest.mark.parametrize("ids", [[-(2**63), 1], np.array([-(2**63), 1])], ids=["list", "array"])
+def test_no_id_passes_for_a_null_block_that_no_array_can_hold(ids):
+    far = Route(*engine_pair(source={"null_block_id": 2**70}, target={"null_block_id": 2**70}))
+    with pytest.raises(BlockRangeError, match="block id -9223372036854775808"):
+        far.plan(0, [ids], [[0, 1]], tokens=(4, 8))
+    with pytest.raises(BlockRangeError, match="block id -9223372036854775808"):
+        far.plan(0, [[0, 1]], [ids], tokens=(0, 8))
+    assert far.plan(0, [[2**70, 1]], [[0, 1]], tokens=(4, 8)).num_bytes > 0
+    # Where it is the null block itself, it is one.
+    near = Route(*engine_pair(target={"null_block_id": -(2**63)}))
+    assert near.plan(0, [[0, 1]], [ids], tokens=(0, 4)).num_bytes == 0
+
+
+def test_an_interrupt_while_a_length_is_asked_is_not_swallowed():
+    class Interrupted(list):
+        def __len__(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ROUTE.plan(0, [Interrupted([1])], [[0]], tokens=(0, 4))

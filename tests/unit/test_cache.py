@@ -386,3 +386,33 @@ def test_a_cache_cannot_be_pickled_by_accident():
 
     with pytest.raises(TypeError):
         pickle.dumps(source_cache(ENGINE))
+
+
+def test_interrupts_while_tensors_are_read_are_not_swallowed():
+    class Interrupted:
+        @property
+        def __dlpack_device__(self):
+            raise KeyboardInterrupt
+
+    class InterruptedMapping(dict):
+        def __getitem__(self, name):
+            raise KeyboardInterrupt
+
+    engine = make_engine("source", attention_model())
+    with pytest.raises(KeyboardInterrupt):
+        KVCache(engine, 0, [Interrupted()])
+    with pytest.raises(KeyboardInterrupt):
+        KVCache(engine, 0, InterruptedMapping({"layers.0": halves()}))
+
+
+def test_read_only_tensors_of_layers_that_move_nothing_do_not_matter():
+    source = make_engine("source", attention_model(layers=1))
+    target = make_engine("target", attention_model(layers=2))
+    route = Route(source, target, allow_missing_layers=True)
+    tensors = untouched_tensors(target)
+    tensors[1].flags.writeable = False
+    plan = route.plan(0, [[1]], [[2]], tokens=(0, 4))
+    plan.copy(source_cache(source), KVCache(target, 0, tensors))
+    tensors[0].flags.writeable = False
+    with pytest.raises(LayoutError, match=r"layers\.0.*read-only"):
+        plan.copy(source_cache(source), KVCache(target, 0, tensors))

@@ -113,7 +113,9 @@ def test_caches_let_go_during_a_copy_keep_their_memory():
     del tensors
 
     def empty_the_list():
-        time.sleep(0.001)
+        # The copy has begun once anything is written; what is left of it takes milliseconds.
+        while (written[0] == 0xEEEE).all():
+            time.sleep(0)
         sources.clear()
 
     thread = threading.Thread(target=empty_the_list)

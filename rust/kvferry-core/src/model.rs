@@ -6,6 +6,8 @@ use crate::error::{Result, fail};
 /// Bound on layer indices, heads and elements: far above any model, far below overflow.
 pub const MAX_DIMENSION: u64 = 1 << 31;
 
+/// Bound on the axes of a state part; no tensor library has more.
+pub const MAX_PART_AXES: usize = 63;
 /// Bound on the elements of a state part, so that its bytes are easily counted.
 pub const MAX_PART_ITEMS: u64 = 1 << 48;
 
@@ -198,6 +200,9 @@ fn check_parts(parts: &[StatePart]) -> Result<()> {
         let Some(&innermost) = part.shape.last() else {
             fail!(Value, "shape of part {name:?} is empty");
         };
+        if part.shape.len() > MAX_PART_AXES {
+            fail!(Value, "shape of part {name:?} has {} axes, more than {MAX_PART_AXES}", part.shape.len());
+        }
         for &size in &part.shape {
             in_bounds(&format!("shape of part {name:?}"), size, 1)?;
         }

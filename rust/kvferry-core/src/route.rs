@@ -148,7 +148,7 @@ impl Route {
                 let layers = shared_layers(&source_group.group, &target_group.group);
                 if !layers.is_empty() {
                     check_geometry(&source, s, &target, t, layers[0])?;
-                    pairs.push(GroupPair::new(&source, s, &target, t, layers));
+                    pairs.push(GroupPair::new(&source, s, &target, t, layers)?);
                 }
             }
         }
@@ -259,7 +259,7 @@ impl Route {
 }
 
 impl GroupPair {
-    fn new(source: &Engine, s: usize, target: &Engine, t: usize, layers: Vec<u64>) -> Self {
+    fn new(source: &Engine, s: usize, target: &Engine, t: usize, layers: Vec<u64>) -> Result<Self> {
         let (source_group, target_group) = (&source.groups[s], &target.groups[t]);
         let by_tokens = !target_group.is_state();
         let facet = |facet: usize| {
@@ -268,18 +268,18 @@ impl GroupPair {
             };
             let splits =
                 [split(source, &source_group.splits[facet]), split(target, &target_group.splits[facet])];
-            let shares = shares(&splits[0], &splits[1]);
-            Facet { planes: target_group.facet_planes(facet), splits, shares }
+            let shares = shares(&splits[0], &splits[1])?;
+            Ok(Facet { planes: target_group.facet_planes(facet), splits, shares })
         };
-        Self {
+        Ok(Self {
             source_group: s,
             target_group: t,
             layers,
             unit_bytes: unit_bytes(&target_group.group),
-            facets: (0..target_group.splits.len()).map(facet).collect(),
+            facets: (0..target_group.splits.len()).map(facet).collect::<Result<_>>()?,
             paging: [source.paging(s), target.paging(t)],
             by_tokens,
-        }
+        })
     }
 
     /// Who holds units: a TP rank where CP ranks split the tokens, else each rank of the stage.

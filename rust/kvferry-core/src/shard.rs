@@ -3,6 +3,10 @@
 use crate::error::{Result, fail};
 use crate::interval::Interval;
 
+/// Bound on the shares of a route: honest splits need about as many as there are ranks, nested ranges
+/// would need the square of that.
+pub const MAX_SHARES: usize = 1 << 20;
+
 /// The units that each rank of a stage holds, in rank order. Ranks may hold the same units.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split(Vec<Interval>);
@@ -78,7 +82,7 @@ impl Split {
 /// Of the `n` targets that need a unit, the `j`-th reads it from the `j * R / n`-th of its `R` holders.
 /// Between two range boundaries of either split that choice is the same for every unit, so it is made
 /// once for each such cell.
-pub fn shares(source: &Split, target: &Split) -> Vec<Share> {
+pub fn shares(source: &Split, target: &Split) -> Result<Vec<Share>> {
     let mut bounds: Vec<u64> =
         source.0.iter().chain(&target.0).flat_map(|range| [range.begin, range.end]).collect();
     bounds.sort_unstable();
@@ -90,9 +94,12 @@ pub fn shares(source: &Split, target: &Split) -> Vec<Share> {
             let source = holders[j * holders.len() / readers.len()];
             shares.push(Share { target: reader, source, units: cell });
         }
+        if shares.len() > MAX_SHARES {
+            fail!(Value, "the two head splits overlap in more than {MAX_SHARES} places");
+        }
     }
     shares.sort_unstable();
-    join_adjacent(shares)
+    Ok(join_adjacent(shares))
 }
 
 fn join_adjacent(shares: Vec<Share>) -> Vec<Share> {

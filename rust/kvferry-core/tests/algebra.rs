@@ -137,7 +137,7 @@ proptest! {
                 expected.insert((*reader, head, from[j * from.len() / to.len()]));
             }
         }
-        let found = shares(&source, &target);
+        let found = shares(&source, &target).unwrap();
         let listed: Vec<(usize, u64, usize)> = found
             .iter()
             .flat_map(|share| members(share.units).into_iter().map(|head| (share.target, head, share.source)))

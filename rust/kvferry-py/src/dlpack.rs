@@ -134,12 +134,9 @@ fn layout_error(name: &str, why: &str) -> PyErr {
 /// The device is asked first: a producer on another device may not even be able to export.
 fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = object.py();
-    let Ok(device) = object.getattr(intern!(py, "__dlpack_device__")) else {
-        return Err(PyTypeError::new_err(format!(
-            "tensor {name:?} does not speak DLPack: {}",
-            shown(object)
-        )));
-    };
+    let device = object
+        .getattr(intern!(py, "__dlpack_device__"))
+        .map_err(|error| refused(error, object, || speaks_no_dlpack(name, object)))?;
     let not_exported = |error: PyErr| not_exported(name, object, error);
     let device = device.call0().map_err(not_exported)?;
     let Ok((kind, index)) = device.extract::<(i32, i32)>() else {
