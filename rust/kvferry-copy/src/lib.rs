@@ -10,7 +10,7 @@ use std::thread;
 
 use kvferry_core::cache::RankCache;
 use kvferry_core::overlap::BoundSchedule;
-use kvferry_core::strided::CopyLoop;
+use kvferry_core::schedule::CopyLoop;
 
 use crate::work::{Work, cut};
 

@@ -9,25 +9,10 @@ use crate::error::{Result, fail};
 use crate::overlap::{self, BoundSchedule};
 use crate::pieces::{Piece, Place, Shape};
 use crate::plan::Plan;
-use crate::route::{Side, Transfer};
-use crate::strided::{BlockTable, CopyLoop, Dim, Strided, fold};
-
-/// Everything that one rank pair of a plan moves.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Schedule {
-    /// The loops, by target tensor.
-    pub loops: Vec<CopyLoop>,
-    /// The entries that they repeat over.
-    pub table: BlockTable,
-}
-
-impl Schedule {
-    /// Payload bytes.
-    pub fn num_bytes(&self) -> u64 {
-        let bytes = |copy: &CopyLoop| copy.strided.num_bytes() * copy.entries.len() as u64;
-        self.loops.iter().map(bytes).sum()
-    }
-}
+use crate::route::Transfer;
+use crate::schedule::{BlockTable, CopyLoop, Schedule, fold};
+use crate::side::Side;
+use crate::strided::{Dim, Strided};
 
 /// Binds what `target` reads from `source` in this plan; nothing where they are no pair of it.
 pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Schedule> {
@@ -88,7 +73,7 @@ fn check_other_pairs(plan: &Plan, source_rank: usize, schedule: &Schedule, targe
 
 /// The tensors must be those of the engine and rank that the route knows.
 fn check_side(plan: &Plan, side: Side, cache: &RankCache) -> Result<()> {
-    let engine = side.engine(plan.route());
+    let engine = plan.route().engine(side);
     if !Arc::ptr_eq(engine, &cache.engine) && **engine != *cache.engine {
         fail!(
             Value,
@@ -173,8 +158,8 @@ impl Binder<'_> {
                 fail!(
                     BlockRange,
                     "block id {highest} of group {} of engine {:?} is outside [0, {blocks})",
-                    side.group(group_pair),
-                    side.engine(self.plan.route()).id
+                    group_pair.group(side),
+                    self.plan.route().engine(side).id
                 );
             }
         }

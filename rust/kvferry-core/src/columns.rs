@@ -10,10 +10,10 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::bind::Schedule;
 use crate::error::Result;
-use crate::expand::{Fragment, MAX_RUNS, check_runs, each_step, fragments_of, try_push};
-use crate::strided::{BlockTable, CopyLoop, Dim, Strided};
+use crate::expand::{Fragment, MAX_RUNS, fragments_of, try_push};
+use crate::schedule::{BlockTable, CopyLoop, Schedule};
+use crate::strided::{Dim, Strided, each_step};
 
 /// The five columns of descriptors, of equal length.
 pub struct Columns<'a> {
@@ -72,7 +72,7 @@ struct Pattern {
 impl<'a> Expansion<'a> {
     /// Decides how each target tensor is written.
     pub fn new(schedule: &'a Schedule) -> Result<Self> {
-        check_runs(schedule, MAX_RUNS)?;
+        schedule.check_runs(MAX_RUNS)?;
         let mut patterns: HashMap<(Strided, Range<usize>), Option<Arc<Pattern>>> = HashMap::new();
         let same_target = |a: &CopyLoop, b: &CopyLoop| a.target_tensor == b.target_tensor;
         let mut parts = Vec::new();

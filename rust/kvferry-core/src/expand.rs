@@ -1,8 +1,8 @@
 //! Expansion: copy loops become flat descriptors, merged wherever both sides are contiguous.
 
-use crate::bind::Schedule;
 use crate::error::{Result, fail};
-use crate::strided::{BlockTable, CopyLoop, Dim};
+use crate::schedule::{BlockTable, CopyLoop, Schedule};
+use crate::strided::each_step;
 
 /// A contiguous move between two tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,16 +34,6 @@ pub const MAX_RUNS: u64 = 1 << 28;
 /// Items by which a list grows at first.
 const FIRST_ITEMS: usize = 1 << 10;
 
-/// Refuses a schedule that expands to more than `most` runs.
-pub(crate) fn check_runs(schedule: &Schedule, most: u64) -> Result<()> {
-    let runs = |copy: &CopyLoop| u128::from(copy.strided.runs()) * copy.entries.len() as u128;
-    let total: u128 = schedule.loops.iter().map(runs).sum();
-    if total > u128::from(most) {
-        fail!(Value, "the plan expands to {total} contiguous runs, more than {most}");
-    }
-    Ok(())
-}
-
 /// Appends an item, if there is memory for it.
 pub(crate) fn try_push<T>(items: &mut Vec<T>, item: T) -> Result<()> {
     if items.len() == items.capacity() {
@@ -59,7 +49,7 @@ pub(crate) fn try_push<T>(items: &mut Vec<T>, item: T) -> Result<()> {
 
 /// The fragments of a schedule, sorted by target and as few as can be.
 pub fn fragments(schedule: &Schedule) -> Result<Vec<Fragment>> {
-    check_runs(schedule, MAX_RUNS)?;
+    schedule.check_runs(MAX_RUNS)?;
     let same_target = |a: &CopyLoop, b: &CopyLoop| a.target_tensor == b.target_tensor;
     let mut all = Vec::new();
     for loops in schedule.loops.chunk_by(same_target) {
@@ -134,20 +124,10 @@ fn expand(copy: &CopyLoop, table: &BlockTable, out: &mut Vec<Fragment>) -> Resul
     pushed
 }
 
-/// Calls `visit` with the offsets of every index of `dims`, the last one fastest.
-pub fn each_step(dims: &[Dim], source: u64, target: u64, visit: &mut impl FnMut(u64, u64)) {
-    let Some((dim, inner)) = dims.split_first() else {
-        return visit(source, target);
-    };
-    for step in 0..dim.count {
-        each_step(inner, source + step * dim.source_stride, target + step * dim.target_stride, visit);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strided::Strided;
+    use crate::strided::{Dim, Strided};
 
     #[test]
     fn runs_are_counted_against_the_bound() {
@@ -164,8 +144,8 @@ mod tests {
         };
         let table = BlockTable { source: vec![0, 100], target: vec![0, 100] };
         let schedule = Schedule { loops: vec![copy], table };
-        assert!(check_runs(&schedule, 6).is_ok());
-        assert!(check_runs(&schedule, 5).is_err());
+        assert!(schedule.check_runs(6).is_ok());
+        assert!(schedule.check_runs(5).is_err());
         assert_eq!(fragments(&schedule).unwrap().len(), 6);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::bind::{Schedule, bind};
+use crate::bind::bind;
 use crate::cache::RankCache;
 use crate::columns::Expansion;
 use crate::error::Result;
 use crate::plan::Plan;
-use crate::route::Side;
+use crate::schedule::Schedule;
+use crate::side::Side;
 use crate::staging::stage;
 
 /// Fragments of this average move well enough by themselves: their bytes take as long on a wire as a
@@ -74,6 +75,6 @@ fn cache_of(plan: &Plan, side: Side, given: &[Arc<RankCache>], rank: usize) -> R
     if let Some(cache) = given.iter().find(|cache| cache.rank == rank) {
         return Ok(Arc::clone(cache));
     }
-    let engine = side.engine(plan.route());
+    let engine = plan.route().engine(side);
     RankCache::dense(Arc::clone(engine), rank, |group| plan.block_count(side, group)).map(Arc::new)
 }

@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::bind::Schedule;
 use crate::cache::RankCache;
 use crate::error::{Result, fail};
-use crate::expand::{MAX_RUNS, check_runs, each_step, try_push};
+use crate::expand::{MAX_RUNS, try_push};
 use crate::interval::Interval;
 use crate::layout::Axis;
-use crate::route::Side;
-use crate::strided::{Dim, Strided};
+use crate::schedule::Schedule;
+use crate::side::Side;
+use crate::strided::{Dim, Strided, each_step};
 
 /// A schedule with the tensors that it was bound to.
 #[derive(Clone, Copy, Debug)]
@@ -53,7 +53,7 @@ pub fn check(bound: &[BoundSchedule<'_>], one_process: bool) -> Result<()> {
         return Ok(());
     }
     for bound in bound {
-        check_runs(bound.schedule, MAX_RUNS)?;
+        bound.schedule.check_runs(MAX_RUNS)?;
     }
     let Some((one, other)) = conflict(&spans(bound, &shared, Grain::Run)?) else {
         return Ok(());

@@ -1,9 +1,88 @@
 //! Pairing: whether two engines' groups stand for the same layers in the same geometry.
 
+use std::ops::Range;
+
 use crate::engine::{Engine, ShardedGroup};
 use crate::error::{Result, fail};
 use crate::model::{Attention, Group, GroupKind};
-use crate::route::{GroupPair, Side};
+use crate::paging::Paging;
+use crate::shard::{Share, Split, shares};
+use crate::side::Side;
+
+/// Layers that a group of the source and a group of the target have in common.
+#[derive(Debug)]
+pub struct GroupPair {
+    /// Group of the source's model.
+    pub source_group: usize,
+    /// Group of the target's model.
+    pub target_group: usize,
+    /// Layers in both, ascending.
+    pub layers: Vec<u64>,
+    /// Bytes of one unit in one slot, a plane.
+    pub unit_bytes: Vec<u64>,
+    /// Planes that are split alike.
+    pub facets: Vec<Facet>,
+    /// How either side pages its blocks.
+    pub paging: [Paging; 2],
+    /// Whether CP ranks hold different tokens; else, as for states, each holds all.
+    pub(crate) by_tokens: bool,
+}
+
+/// Planes that are split alike over the ranks of a stage: TP ranks where CP ranks split the tokens,
+/// all of a stage's ranks where each CP rank holds all.
+#[derive(Debug)]
+pub struct Facet {
+    /// The planes.
+    pub planes: Range<usize>,
+    pub(crate) splits: [Split; 2],
+    pub(crate) shares: Vec<Share>,
+}
+
+impl GroupPair {
+    /// Pairs two groups of the same geometry.
+    pub(crate) fn new(
+        source: &Engine,
+        s: usize,
+        target: &Engine,
+        t: usize,
+        layers: Vec<u64>,
+    ) -> Result<Self> {
+        let (source_group, target_group) = (&source.groups[s], &target.groups[t]);
+        let by_tokens = !target_group.is_state();
+        let facet = |facet: usize| {
+            let split = |engine: &Engine, split: &Split| {
+                if by_tokens { split.clone() } else { split.repeated(engine.cp_size) }
+            };
+            let splits =
+                [split(source, &source_group.splits[facet]), split(target, &target_group.splits[facet])];
+            let shares = shares(&splits[0], &splits[1])?;
+            Ok(Facet { planes: target_group.facet_planes(facet), splits, shares })
+        };
+        Ok(Self {
+            source_group: s,
+            target_group: t,
+            layers,
+            unit_bytes: unit_bytes(&target_group.group),
+            facets: (0..target_group.splits.len()).map(facet).collect::<Result<_>>()?,
+            paging: [source.paging(s), target.paging(t)],
+            by_tokens,
+        })
+    }
+
+    /// The group at one end.
+    pub fn group(&self, side: Side) -> usize {
+        side.of(self.source_group, self.target_group)
+    }
+
+    /// Who holds units: a TP rank where CP ranks split the tokens, else each rank of the stage.
+    pub(crate) fn holder(&self, engine: &Engine, rank: usize) -> usize {
+        if self.by_tokens { engine.tp_rank(rank) } else { rank % engine.stage_ranks() }
+    }
+}
+
+fn unit_bytes(group: &Group) -> Vec<u64> {
+    group.planes().iter().map(|plane| plane.unit_bytes).collect()
+}
 
 /// A state lives beside a layer's attention, so the two never stand for each other.
 fn may_pair(source: &Group, target: &Group) -> bool {
@@ -59,7 +138,7 @@ fn attention_difference(ours: &Attention, theirs: &Attention) -> String {
 /// Every layer must be in a pair on either side.
 pub fn check_same_layers(source: &Engine, target: &Engine, pairs: &[GroupPair]) -> Result<()> {
     let is_paired = |side: Side, g: usize, layer: u64| {
-        pairs.iter().any(|pair| side.group(pair) == g && pair.layers.binary_search(&layer).is_ok())
+        pairs.iter().any(|pair| pair.group(side) == g && pair.layers.binary_search(&layer).is_ok())
     };
     for (side, engine, other) in [(Side::Source, source, target), (Side::Target, target, source)] {
         for (g, ShardedGroup { group, .. }) in engine.groups.iter().enumerate() {

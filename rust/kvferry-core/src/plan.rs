@@ -7,7 +7,8 @@ use crate::blocks::{BlockList, Stretch, check_distinct, due, stretches};
 use crate::error::{Result, fail};
 use crate::interval::Interval;
 use crate::pieces::{Piece, pieces};
-use crate::route::{Route, Side, Transfer};
+use crate::route::{Route, Transfer};
+use crate::side::Side;
 
 /// Bound on token positions, so that sums of positions never overflow.
 pub const MAX_TOKEN: u64 = 1 << 62;
@@ -47,7 +48,7 @@ impl Plan {
         target: &RequestBlocks,
         tokens: Interval,
     ) -> Result<Self> {
-        end.engine(&route).check_rank(rank)?;
+        route.engine(end).check_rank(rank)?;
         if tokens.begin > tokens.end || tokens.end > MAX_TOKEN {
             fail!(Value, "token range {tokens} must lie in [0, {MAX_TOKEN}) and not end before it begins");
         }
@@ -63,7 +64,13 @@ impl Plan {
             !found.is_empty()
         });
         let highest = |stretches: &Vec<Stretch>| {
-            Side::BOTH.map(|side| stretches.iter().map(|stretch| side.block(stretch)).max().unwrap_or(0))
+            Side::BOTH.map(|side| {
+                stretches
+                    .iter()
+                    .map(|stretch| side.of(stretch.source_block, stretch.target_block))
+                    .max()
+                    .unwrap_or(0)
+            })
         };
         let highest = stretches.iter().map(highest).collect();
         let mut plan = Self { route, end, rank, stretches, highest, pieces: common, transfers, num_bytes: 0 };
@@ -132,9 +139,9 @@ impl Plan {
     /// Blocks of a group that dense tensors must have for the plan to lie inside them: `num_blocks`
     /// where the engine says so, else the highest id that is moved plus two.
     pub fn block_count(&self, side: Side, group: usize) -> u64 {
-        let pairs = self.route.pairs().iter().enumerate().filter(|(_, pair)| side.group(pair) == group);
+        let pairs = self.route.pairs().iter().enumerate().filter(|(_, pair)| pair.group(side) == group);
         let highest = pairs.map(|(index, _)| self.highest_block(side, index)).max().unwrap_or(0);
-        side.engine(&self.route).groups[group].num_blocks.unwrap_or(highest.saturating_add(2))
+        self.route.engine(side).groups[group].num_blocks.unwrap_or(highest.saturating_add(2))
     }
 
     /// Payload of all transfers; refused where it exceeds what an offset can count.
@@ -173,7 +180,7 @@ fn due_stretches(
     for (list, due) in target.iter().zip(&dues) {
         check_distinct(list, *due)?;
     }
-    let of_pair = |pair: &crate::route::GroupPair| {
+    let of_pair = |pair: &crate::pairing::GroupPair| {
         let (s, t) = (pair.source_group, pair.target_group);
         stretches(&source[s], &target[t], dues[t])
     };
@@ -181,7 +188,7 @@ fn due_stretches(
 }
 
 fn block_lists<'a>(route: &'a Route, side: Side, blocks: &'a RequestBlocks) -> Result<Vec<BlockList<'a>>> {
-    let engine = side.engine(route);
+    let engine = route.engine(side);
     let groups = engine.groups.len();
     if blocks.ids.len() != groups {
         fail!(

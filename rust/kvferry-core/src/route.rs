@@ -1,17 +1,13 @@
 //! Routes: a pair of engines that has been checked, with everything that no request changes.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::blocks::Stretch;
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::interval::Interval;
-use crate::model::Group;
-use crate::paging::Paging;
-use crate::pairing::{check_geometry, check_same_layers, shared_layers};
-use crate::shard::{Share, Split, shares};
+use crate::pairing::{Facet, GroupPair, check_geometry, check_same_layers, shared_layers};
+use crate::side::Side;
 
 /// Two engines that can exchange caches.
 #[derive(Debug)]
@@ -19,35 +15,6 @@ pub struct Route {
     source: Arc<Engine>,
     target: Arc<Engine>,
     pairs: Vec<GroupPair>,
-}
-
-/// Layers that a group of the source and a group of the target have in common.
-#[derive(Debug)]
-pub struct GroupPair {
-    /// Group of the source's model.
-    pub source_group: usize,
-    /// Group of the target's model.
-    pub target_group: usize,
-    /// Layers in both, ascending.
-    pub layers: Vec<u64>,
-    /// Bytes of one unit in one slot, a plane.
-    pub unit_bytes: Vec<u64>,
-    /// Planes that are split alike.
-    pub facets: Vec<Facet>,
-    /// How either side pages its blocks.
-    pub paging: [Paging; 2],
-    /// Whether CP ranks hold different tokens; else, as for states, each holds all.
-    by_tokens: bool,
-}
-
-/// Planes that are split alike over the ranks of a stage: TP ranks where CP ranks split the tokens,
-/// all of a stage's ranks where each CP rank holds all.
-#[derive(Debug)]
-pub struct Facet {
-    /// The planes.
-    pub planes: Range<usize>,
-    splits: [Split; 2],
-    shares: Vec<Share>,
 }
 
 /// Units of a facet that one rank reads from another.
@@ -67,78 +34,6 @@ pub struct Transfer {
     pub layers: Range<usize>,
 }
 
-/// The two ends of a route.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Side {
-    /// Read.
-    Source,
-    /// Written.
-    Target,
-}
-
-impl Side {
-    /// Both, source first.
-    pub const BOTH: [Self; 2] = [Self::Source, Self::Target];
-
-    /// The engine at this end.
-    pub fn engine(self, route: &Route) -> &Arc<Engine> {
-        match self {
-            Self::Source => &route.source,
-            Self::Target => &route.target,
-        }
-    }
-
-    /// The group at this end.
-    pub fn group(self, pair: &GroupPair) -> usize {
-        match self {
-            Self::Source => pair.source_group,
-            Self::Target => pair.target_group,
-        }
-    }
-
-    /// The rank at this end.
-    pub fn rank(self, transfer: &Transfer) -> usize {
-        match self {
-            Self::Source => transfer.source_rank,
-            Self::Target => transfer.target_rank,
-        }
-    }
-
-    /// The block at this end.
-    pub fn block(self, stretch: &Stretch) -> u64 {
-        match self {
-            Self::Source => stretch.source_block,
-            Self::Target => stretch.target_block,
-        }
-    }
-
-    /// The holder at this end.
-    fn holder(self, share: &Share) -> usize {
-        match self {
-            Self::Source => share.source,
-            Self::Target => share.target,
-        }
-    }
-
-    /// The end that it is not.
-    #[must_use]
-    pub fn other(self) -> Self {
-        match self {
-            Self::Source => Self::Target,
-            Self::Target => Self::Source,
-        }
-    }
-}
-
-impl fmt::Display for Side {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Source => "source",
-            Self::Target => "target",
-        })
-    }
-}
-
 impl Route {
     /// Pairs two engines, or says why they can never exchange caches.
     pub fn new(source: Arc<Engine>, target: Arc<Engine>, allow_missing_layers: bool) -> Result<Self> {
@@ -156,6 +51,11 @@ impl Route {
             check_same_layers(&source, &target, &pairs)?;
         }
         Ok(Self { source, target, pairs })
+    }
+
+    /// The engine at one end.
+    pub fn engine(&self, side: Side) -> &Arc<Engine> {
+        side.of(&self.source, &self.target)
     }
 
     /// The engine that is read.
@@ -190,14 +90,11 @@ impl Route {
     pub fn transfers(&self, side: Side, rank: usize) -> Vec<Transfer> {
         let mut transfers = Vec::new();
         for (index, pair) in self.pairs.iter().enumerate() {
-            let holder = pair.holder(side.engine(self), rank);
+            let holder = pair.holder(self.engine(side), rank);
             for (facet, Facet { shares, .. }) in pair.facets.iter().enumerate() {
-                for share in shares.iter().filter(|share| side.holder(share) == holder) {
-                    for other in self.ranks(pair, side.other(), side.other().holder(share)) {
-                        let (source_rank, target_rank) = match side {
-                            Side::Source => (rank, other),
-                            Side::Target => (other, rank),
-                        };
+                for share in shares.iter().filter(|share| side.of(share.source, share.target) == holder) {
+                    for other in self.ranks(pair, side.other(), side.of(share.target, share.source)) {
+                        let (source_rank, target_rank) = side.of((rank, other), (other, rank));
                         let layers = self.layers(pair, source_rank, target_rank);
                         if !layers.is_empty() && self.meets(pair, source_rank, target_rank) {
                             let (pair, units) = (index, share.units);
@@ -212,7 +109,7 @@ impl Route {
 
     /// Global ranks, in all stages and on all CP ranks that it stands for, of one holder.
     fn ranks(&self, pair: &GroupPair, side: Side, holder: usize) -> impl Iterator<Item = usize> {
-        let engine = side.engine(self);
+        let engine = self.engine(side);
         let in_stage = if pair.by_tokens {
             holder * engine.cp_size..(holder + 1) * engine.cp_size
         } else {
@@ -256,38 +153,4 @@ impl Route {
                 && pair.facets.iter().any(shares_units)
         })
     }
-}
-
-impl GroupPair {
-    fn new(source: &Engine, s: usize, target: &Engine, t: usize, layers: Vec<u64>) -> Result<Self> {
-        let (source_group, target_group) = (&source.groups[s], &target.groups[t]);
-        let by_tokens = !target_group.is_state();
-        let facet = |facet: usize| {
-            let split = |engine: &Engine, split: &Split| {
-                if by_tokens { split.clone() } else { split.repeated(engine.cp_size) }
-            };
-            let splits =
-                [split(source, &source_group.splits[facet]), split(target, &target_group.splits[facet])];
-            let shares = shares(&splits[0], &splits[1])?;
-            Ok(Facet { planes: target_group.facet_planes(facet), splits, shares })
-        };
-        Ok(Self {
-            source_group: s,
-            target_group: t,
-            layers,
-            unit_bytes: unit_bytes(&target_group.group),
-            facets: (0..target_group.splits.len()).map(facet).collect::<Result<_>>()?,
-            paging: [source.paging(s), target.paging(t)],
-            by_tokens,
-        })
-    }
-
-    /// Who holds units: a TP rank where CP ranks split the tokens, else each rank of the stage.
-    fn holder(&self, engine: &Engine, rank: usize) -> usize {
-        if self.by_tokens { engine.tp_rank(rank) } else { rank % engine.stage_ranks() }
-    }
-}
-
-fn unit_bytes(group: &Group) -> Vec<u64> {
-    group.planes().iter().map(|plane| plane.unit_bytes).collect()
 }

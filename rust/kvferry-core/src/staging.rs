@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use crate::bind::Schedule;
 use crate::cache::RankCache;
 use crate::engine::Engine;
 use crate::error::{Result, fail};
-use crate::expand::{MAX_RUNS, each_step, try_push};
+use crate::expand::{MAX_RUNS, try_push};
 use crate::layout::Layout;
+use crate::schedule::{BlockTable, CopyLoop, Schedule};
 use crate::slot::TensorSlot;
-use crate::strided::{BlockTable, CopyLoop, Dim, Strided};
+use crate::strided::{Dim, Strided, each_step};
 use crate::tensor::{Device, Tensor};
 
 /// Bytes between two pieces of the source up to which both are moved as one run. A descriptor takes

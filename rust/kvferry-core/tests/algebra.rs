@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvferry_core::expand::{Fragment, coalesce, each_step};
+use kvferry_core::expand::{Fragment, coalesce};
 use kvferry_core::interval::Interval;
+use kvferry_core::schedule::{CopyLoop, fold};
 use kvferry_core::shard::{Split, shares};
-use kvferry_core::strided::{CopyLoop, Dim, Strided, fold};
+use kvferry_core::strided::{Dim, Strided, each_step};
 use proptest::prelude::*;
 
 fn interval() -> impl Strategy<Value = Interval> {

@@ -6,12 +6,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvferry_core::Error;
-use kvferry_core::bind::{Schedule, bind};
+use kvferry_core::bind::bind;
 use kvferry_core::cache::RankCache;
 use kvferry_core::expand::fragments;
 use kvferry_core::overlap::{BoundSchedule, check};
 use kvferry_core::plan::Plan;
-use kvferry_core::route::{Route, Side};
+use kvferry_core::route::Route;
+use kvferry_core::schedule::Schedule;
+use kvferry_core::side::Side;
 use proptest::prelude::*;
 
 use crate::common::{Case, blocks, case, dense, engine};

@@ -3,17 +3,44 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
 use std::sync::Arc;
 
 use kvferry_core::bind::bind;
 use kvferry_core::blocks::{BlockList, due, stretches};
-use kvferry_core::expand::{each_step, fragments};
+use kvferry_core::columns::{Columns, Expansion};
+use kvferry_core::expand::{Fragment, fragments};
 use kvferry_core::overlap::{BoundSchedule, check};
 use kvferry_core::plan::Plan;
-use kvferry_core::route::{Route, Side};
+use kvferry_core::route::Route;
+use kvferry_core::schedule::Schedule;
+use kvferry_core::side::Side;
+use kvferry_core::strided::each_step;
 use proptest::prelude::*;
 
 use crate::common::{blocks, case, dense, engine};
+
+/// The fragments as `Expansion` writes them into columns.
+fn written_columns(schedule: &Schedule) -> Vec<Fragment> {
+    let expansion = Expansion::new(schedule).unwrap();
+    let mut columns = [(); 5].map(|()| vec![MaybeUninit::new(-1_i64); expansion.len()]);
+    let [source_tensor, source_offset, target_tensor, target_offset, length] = &mut columns;
+    expansion.write(&mut Columns { source_tensor, source_offset, target_tensor, target_offset, length });
+    let [source_tensor, source_offset, target_tensor, target_offset, length] = columns.map(|column| {
+        // SAFETY: every element was initialised when the column was made.
+        column.into_iter().map(|cell| unsafe { cell.assume_init() }.unsigned_abs()).collect::<Vec<u64>>()
+    });
+    assert_eq!(expansion.min_bytes(), length.iter().copied().min().unwrap_or(0));
+    assert_eq!(expansion.max_bytes(), length.iter().copied().max().unwrap_or(0));
+    let fragment = |index: usize| Fragment {
+        target_tensor: usize::try_from(target_tensor[index]).unwrap(),
+        target_offset: target_offset[index],
+        source_tensor: usize::try_from(source_tensor[index]).unwrap(),
+        source_offset: source_offset[index],
+        length: length[index],
+    };
+    (0..expansion.len()).map(fragment).collect()
+}
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
@@ -61,6 +88,7 @@ proptest! {
                 let mut from_fragments = BTreeMap::new();
                 let fragments = fragments(&schedule).unwrap();
                 prop_assert!(fragments.is_sorted());
+                prop_assert_eq!(&written_columns(&schedule), &fragments);
                 for fragment in &fragments {
                     prop_assert!(fragment.source_offset + fragment.length <= source.extent_bytes(fragment.source_tensor));
                     prop_assert!(fragment.target_offset + fragment.length <= target.extent_bytes(fragment.target_tensor));

@@ -2,8 +2,10 @@
 
 use kvferry_core::blocks::Stretch;
 use kvferry_core::explain::{DEFAULT_MIN_MEAN_BYTES, Summary};
+use kvferry_core::pairing::GroupPair;
 use kvferry_core::plan::Plan;
-use kvferry_core::route::{GroupPair, Side, Transfer};
+use kvferry_core::route::Transfer;
+use kvferry_core::side::Side;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -31,8 +33,8 @@ pub fn explanation<'py>(
     let transfers = PyTuple::new(py, transfers.collect::<PyResult<Vec<_>>>()?)?;
     let (end, rank) = plan.made_for();
     class("Explanation")?.call1((
-        &Side::Source.engine(plan.route()).id,
-        &Side::Target.engine(plan.route()).id,
+        &plan.route().engine(Side::Source).id,
+        &plan.route().engine(Side::Target).id,
         end.to_string(),
         rank,
         groups,
@@ -69,7 +71,7 @@ fn group<'py>(
     pair: &GroupPair,
     stretches: &[Stretch],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let sharded = &Side::Target.engine(plan.route()).groups[pair.target_group];
+    let sharded = &plan.route().engine(Side::Target).groups[pair.target_group];
     let per_slot = sharded.group.tokens_per_slot();
     let slots = stretches.iter().map(|stretch| stretch.slots).sum::<u64>();
     let shown = stretches.iter().take(MAX_STRETCHES).map(|stretch| {
@@ -80,7 +82,7 @@ fn group<'py>(
         stretch_class.call1((tokens, source.0, source.1, target.0, target.1))
     });
     let tokens_per_block = Side::BOTH.map(|side| {
-        let sharded = &side.engine(plan.route()).groups[side.group(pair)];
+        let sharded = &plan.route().engine(side).groups[pair.group(side)];
         sharded.slots_per_block() * per_slot
     });
     class.call1((

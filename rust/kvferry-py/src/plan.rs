@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use kvferry_core::bind::{Schedule, bind, bind_checked};
+use kvferry_core::bind::{bind, bind_checked};
 use kvferry_core::cache::RankCache;
 use kvferry_core::explain::{explain, summarize};
 use kvferry_core::overlap::{self, BoundSchedule};
 use kvferry_core::plan;
-use kvferry_core::route::Side;
+use kvferry_core::schedule::Schedule;
+use kvferry_core::side::Side;
 use kvferry_core::staging::stage;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -54,7 +55,7 @@ impl Plan {
     }
 
     fn engine(&self, side: Side) -> &Arc<kvferry_core::engine::Engine> {
-        side.engine(self.inner.route())
+        self.inner.route().engine(side)
     }
 }
 

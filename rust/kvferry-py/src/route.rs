@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kvferry_core::plan;
 use kvferry_core::plan::RequestBlocks;
-use kvferry_core::route::{self, Side};
+use kvferry_core::route;
+use kvferry_core::side::Side;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -190,7 +191,7 @@ impl Route {
         blocks: &Bound<'_, PyAny>,
         first_token: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<RequestBlocks> {
-        let groups = side.engine(&self.inner).groups.len();
+        let groups = self.inner.engine(side).groups.len();
         let spec = match side {
             Side::Source => self.source.bind(py),
             Side::Target => self.target.bind(py),

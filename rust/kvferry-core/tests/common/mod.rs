@@ -8,7 +8,7 @@ use kvferry_core::engine::{Engine, EngineFields, PerGroup};
 use kvferry_core::interval::Interval;
 use kvferry_core::model::{Attention, Group, GroupKind};
 use kvferry_core::plan::{Plan, RequestBlocks};
-use kvferry_core::route::Side;
+use kvferry_core::side::Side;
 use proptest::prelude::*;
 
 const LAYOUTS: [&str; 8] = ["KBNHD", "KBHND", "BKNHD", "BHNC", "BNHC", "BNHD", "BLKNHD", "LBHNC"];
@@ -98,7 +98,7 @@ pub fn blocks(half: &Half, side: Side, case: &Case) -> RequestBlocks {
 
 /// Tensors without padding, each in memory of its own.
 pub fn dense(plan: &Plan, side: Side, rank: usize) -> RankCache {
-    let engine = Arc::clone(side.engine(plan.route()));
+    let engine = Arc::clone(plan.route().engine(side));
     let mut cache = RankCache::dense(engine, rank, |group| plan.block_count(side, group)).unwrap();
     for (tensor, address) in cache.tensors.iter_mut().zip((1_u64..).map(|index| index << 32)) {
         tensor.address = address;
