@@ -53,6 +53,7 @@ test: $(STAMPS)/dev ## Run every test and every example in the documentation
 lint: $(STAMPS)/dev ## Check format, lints, types and that the stubs match the extension
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets $(LOCKED) -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet $(LOCKED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::{ptr, thread};
 
-use kvferry_core::bind::{Schedule, bind};
-use kvferry_core::cache::RankCache;
-use kvferry_core::expand::fragments;
-use kvferry_core::overlap::{self, BoundSchedule};
-use kvferry_core::plan::Plan;
-use kvferry_core::route::Side;
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::moves::bind::bind;
+use kvferry_core::moves::expand::fragments;
+use kvferry_core::moves::overlap::{self, BoundSchedule};
+use kvferry_core::moves::schedule::Schedule;
+use kvferry_core::planning::plan::Plan;
+use kvferry_core::side::Side;
 
 use crate::request::{Request, Shape};
 
@@ -150,7 +151,7 @@ fn memcpy(moves: &[Move], threads: usize) {
 
 /// The one tensor of a side, over `memory` that it fills.
 fn backed(plan: &Plan, side: Side, memory: *mut u8) -> RankCache {
-    let engine = Arc::clone(side.engine(plan.route()));
+    let engine = Arc::clone(plan.route().engine(side));
     let tokens_per_block = engine.groups[0].tokens_per_block;
     let blocks = TOTAL_BYTES / (TOKEN_BYTES * tokens_per_block);
     let mut cache = RankCache::dense(engine, 0, |_| blocks).expect("tensors that fit");

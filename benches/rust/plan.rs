@@ -9,11 +9,12 @@ mod request;
 use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use kvferry_core::bind::{Schedule, bind};
-use kvferry_core::cache::RankCache;
-use kvferry_core::expand::{Fragment, fragments};
-use kvferry_core::plan::Plan;
-use kvferry_core::route::Side;
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::moves::bind::bind;
+use kvferry_core::moves::expand::{Fragment, fragments};
+use kvferry_core::moves::schedule::Schedule;
+use kvferry_core::planning::plan::Plan;
+use kvferry_core::side::Side;
 
 use crate::request::{Request, Shape};
 
@@ -28,7 +29,7 @@ fn request(target_layout: &'static str, tokens: u64) -> Request {
 
 /// One rank's tensors without memory: binding and expanding only count.
 fn unbacked(plan: &Plan, side: Side) -> RankCache {
-    let engine = side.engine(plan.route());
+    let engine = plan.route().engine(side);
     RankCache::dense(engine.clone(), 0, |group| plan.block_count(side, group)).expect("tensors that fit")
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use kvferry_core::dtype::Dtype;
-use kvferry_core::engine::{Engine, EngineFields, PerGroup};
 use kvferry_core::interval::Interval;
-use kvferry_core::model::{Attention, Group, GroupKind};
-use kvferry_core::plan::{Plan, RequestBlocks};
-use kvferry_core::route::{Route, Side};
+use kvferry_core::planning::plan::{Plan, RequestBlocks};
+use kvferry_core::planning::route::Route;
+use kvferry_core::side::Side;
+use kvferry_core::specs::dtype::Dtype;
+use kvferry_core::specs::engine::{Engine, EngineFields, PerGroup};
+use kvferry_core::specs::model::{Attention, Group, GroupKind};
 
 /// What is varied of an engine: the rest is Llama 3.1's, 8 KV heads of 128 bfloat16 elements.
 #[derive(Clone, Copy)]

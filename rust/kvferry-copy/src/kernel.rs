@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use kvferry_core::strided::Dim;
+use kvferry_core::moves::strided::Dim;
 
 use crate::work::Work;
 

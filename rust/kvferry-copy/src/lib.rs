@@ -8,9 +8,9 @@ mod work;
 
 use std::thread;
 
-use kvferry_core::cache::RankCache;
-use kvferry_core::overlap::BoundSchedule;
-use kvferry_core::schedule::CopyLoop;
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::moves::overlap::BoundSchedule;
+use kvferry_core::moves::schedule::CopyLoop;
 
 use crate::work::{Work, cut};
 
@@ -28,7 +28,7 @@ pub const MIN_THREAD_BYTES: u64 = 8 << 20;
 /// # Safety
 ///
 /// Until this returns, every tensor of the caches must be host memory that is valid for reads, and the
-/// targets' for writes by this call alone; [`kvferry_core::overlap::check`] must have accepted the
+/// targets' for writes by this call alone; [`kvferry_core::moves::overlap::check`] must have accepted the
 /// schedules for one process.
 pub unsafe fn copy(bound: &[BoundSchedule<'_>], threads: Option<usize>) {
     let work: Vec<Work<'_>> = bound.iter().flat_map(works).collect();
@@ -111,7 +111,7 @@ fn check_inside(
 
 #[cfg(test)]
 mod tests {
-    use kvferry_core::strided::{Dim, Strided};
+    use kvferry_core::moves::strided::{Dim, Strided};
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! Work: copy loops with absolute addresses, and how it is shared out between threads.
 
-use kvferry_core::strided::Strided;
+use kvferry_core::moves::strided::Strided;
 
 /// One strided copy, repeated at every pair of entries.
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +62,7 @@ fn split(work: Work<'_>, at: usize) -> (Work<'_>, Work<'_>) {
 
 #[cfg(test)]
 mod tests {
-    use kvferry_core::strided::Dim;
+    use kvferry_core::moves::strided::Dim;
     use proptest::prelude::*;
 
     use super::*;

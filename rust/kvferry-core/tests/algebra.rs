@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvferry_core::expand::{Fragment, coalesce};
 use kvferry_core::interval::Interval;
-use kvferry_core::schedule::{CopyLoop, fold};
-use kvferry_core::shard::{Split, shares};
-use kvferry_core::strided::{Dim, Strided, each_step};
+use kvferry_core::moves::expand::{Fragment, coalesce};
+use kvferry_core::moves::schedule::{CopyLoop, fold};
+use kvferry_core::moves::strided::{Dim, Strided, each_step};
+use kvferry_core::specs::shard::{Split, shares};
 use proptest::prelude::*;
 
 fn interval() -> impl Strategy<Value = Interval> {

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvferry_core::Error;
-use kvferry_core::bind::bind;
-use kvferry_core::cache::RankCache;
-use kvferry_core::expand::fragments;
-use kvferry_core::overlap::{BoundSchedule, check};
-use kvferry_core::plan::Plan;
-use kvferry_core::route::Route;
-use kvferry_core::schedule::Schedule;
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::moves::bind::bind;
+use kvferry_core::moves::expand::fragments;
+use kvferry_core::moves::overlap::{BoundSchedule, check};
+use kvferry_core::moves::schedule::Schedule;
+use kvferry_core::planning::plan::Plan;
+use kvferry_core::planning::route::Route;
 use kvferry_core::side::Side;
 use proptest::prelude::*;
 

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use kvferry_core::blocks::Stretch;
 use kvferry_core::interval::Interval;
-use kvferry_core::paging::Paging;
-use kvferry_core::pieces::pieces;
+use kvferry_core::planning::blocks::Stretch;
+use kvferry_core::planning::pieces::pieces;
+use kvferry_core::specs::paging::Paging;
 use proptest::prelude::*;
 
 fn paging() -> impl Strategy<Value = Paging> {

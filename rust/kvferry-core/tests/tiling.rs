@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 
-use kvferry_core::bind::bind;
-use kvferry_core::blocks::{BlockList, due, stretches};
-use kvferry_core::columns::{Columns, Expansion};
-use kvferry_core::expand::{Fragment, fragments};
-use kvferry_core::overlap::{BoundSchedule, check};
-use kvferry_core::plan::Plan;
-use kvferry_core::route::Route;
-use kvferry_core::schedule::Schedule;
+use kvferry_core::moves::bind::bind;
+use kvferry_core::moves::columns::{Columns, Expansion};
+use kvferry_core::moves::expand::{Fragment, fragments};
+use kvferry_core::moves::overlap::{BoundSchedule, check};
+use kvferry_core::moves::schedule::Schedule;
+use kvferry_core::moves::strided::each_step;
+use kvferry_core::planning::blocks::{BlockList, due, stretches};
+use kvferry_core::planning::plan::Plan;
+use kvferry_core::planning::route::Route;
 use kvferry_core::side::Side;
-use kvferry_core::strided::each_step;
 use proptest::prelude::*;
 
 use crate::common::{blocks, case, dense, engine};

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use kvferry_core::Error;
-use kvferry_core::engine::PerGroup;
 use kvferry_core::interval::Interval;
+use kvferry_core::specs::engine::PerGroup;
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
 use pyo3::prelude::*;

@@ -4,10 +4,10 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvferry_core::Error;
-use kvferry_core::cache::RankCache;
-use kvferry_core::engine::PerGroup;
-use kvferry_core::slot::TensorSlot;
-use kvferry_core::tensor::{Device, RawTensor};
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::memory::tensor::{Device, RawTensor};
+use kvferry_core::specs::engine::PerGroup;
+use kvferry_core::specs::slot::TensorSlot;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PySequence, PyString, PyTuple};
@@ -103,7 +103,7 @@ impl KVCache {
     fn describe<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let module = py.import("kvferry.cache")?;
         let slot_class = module.getattr("SlotDescription")?;
-        let describe = |(slot, tensor): (&TensorSlot, &kvferry_core::tensor::Tensor)| {
+        let describe = |(slot, tensor): (&TensorSlot, &kvferry_core::memory::tensor::Tensor)| {
             slot_class.call1((
                 &slot.name,
                 tensor.address,
@@ -195,7 +195,7 @@ pub struct End {
 
 impl End {
     /// Reads one end whose engine the route knows as `engine`.
-    pub fn read(engine: &Arc<kvferry_core::engine::Engine>, end: &Bound<'_, PyAny>) -> PyResult<Self> {
+    pub fn read(engine: &Arc<kvferry_core::specs::engine::Engine>, end: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(cache) = end.cast::<KVCache>() {
             return Ok(Self { cache: Arc::clone(&cache.get().inner), is_local: true });
         }
@@ -229,7 +229,7 @@ impl End {
 
     /// Reads one end or several.
     pub fn read_all(
-        engine: &Arc<kvferry_core::engine::Engine>,
+        engine: &Arc<kvferry_core::specs::engine::Engine>,
         ends: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Vec<Self>> {
         let Some(ends) = ends else { return Ok(Vec::new()) };

@@ -3,8 +3,8 @@
 use std::mem::MaybeUninit;
 use std::slice;
 
-use kvferry_core::columns::{Columns, Expansion};
-use kvferry_core::schedule::Schedule;
+use kvferry_core::moves::columns::{Columns, Expansion};
+use kvferry_core::moves::schedule::Schedule;
 use numpy::{PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 

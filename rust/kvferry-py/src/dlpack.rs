@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use kvferry_core::Error;
-use kvferry_core::tensor::{Device, RawTensor};
+use kvferry_core::memory::tensor::{Device, RawTensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyCapsule};

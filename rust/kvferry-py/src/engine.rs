@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use kvferry_core::dtype::Dtype;
-use kvferry_core::engine::{self, EngineFields, PerGroup};
 use kvferry_core::interval::Interval;
-use kvferry_core::layout::Layout;
-use kvferry_core::model::{self, Attention, Group, GroupKind, Latent, StatePart};
-use kvferry_core::slot;
+use kvferry_core::specs::dtype::Dtype;
+use kvferry_core::specs::engine::{self, EngineFields, PerGroup};
+use kvferry_core::specs::layout::Layout;
+use kvferry_core::specs::model::{self, Attention, Group, GroupKind, Latent, StatePart};
+use kvferry_core::specs::slot;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyString, PyTuple};

@@ -1,10 +1,10 @@
 //! `kvferry.plan.Explanation`: a plan's numbers as structs that print and travel.
 
-use kvferry_core::blocks::Stretch;
-use kvferry_core::explain::{DEFAULT_MIN_MEAN_BYTES, Summary};
-use kvferry_core::pairing::GroupPair;
-use kvferry_core::plan::Plan;
-use kvferry_core::route::Transfer;
+use kvferry_core::moves::explain::{DEFAULT_MIN_MEAN_BYTES, Summary};
+use kvferry_core::planning::blocks::Stretch;
+use kvferry_core::planning::pairing::GroupPair;
+use kvferry_core::planning::plan::Plan;
+use kvferry_core::planning::route::Transfer;
 use kvferry_core::side::Side;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;

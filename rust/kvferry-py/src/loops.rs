@@ -1,8 +1,8 @@
 //! `Loops`: a plan's strided loops as columns, for an executor of the user's own.
 
-use kvferry_core::schedule::CopyLoop;
-use kvferry_core::schedule::Schedule;
-use kvferry_core::strided::{Dim, MAX_DIMS};
+use kvferry_core::moves::schedule::CopyLoop;
+use kvferry_core::moves::schedule::Schedule;
+use kvferry_core::moves::strided::{Dim, MAX_DIMS};
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods};
 use pyo3::prelude::*;
 

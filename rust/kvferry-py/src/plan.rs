@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use kvferry_core::bind::{bind, bind_checked};
-use kvferry_core::cache::RankCache;
-use kvferry_core::explain::{explain, summarize};
-use kvferry_core::overlap::{self, BoundSchedule};
-use kvferry_core::plan;
-use kvferry_core::schedule::Schedule;
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::moves::bind::{bind, bind_checked};
+use kvferry_core::moves::explain::{explain, summarize};
+use kvferry_core::moves::overlap::{self, BoundSchedule};
+use kvferry_core::moves::schedule::Schedule;
+use kvferry_core::moves::staging::stage;
+use kvferry_core::planning::plan;
 use kvferry_core::side::Side;
-use kvferry_core::staging::stage;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyTuple};
@@ -54,7 +54,7 @@ impl Plan {
         ranks
     }
 
-    fn engine(&self, side: Side) -> &Arc<kvferry_core::engine::Engine> {
+    fn engine(&self, side: Side) -> &Arc<kvferry_core::specs::engine::Engine> {
         self.inner.route().engine(side)
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kvferry_core::plan;
-use kvferry_core::plan::RequestBlocks;
-use kvferry_core::route;
+use kvferry_core::planning::plan;
+use kvferry_core::planning::plan::RequestBlocks;
+use kvferry_core::planning::route;
 use kvferry_core::side::Side;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;

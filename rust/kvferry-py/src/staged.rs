@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use kvferry_core::Error;
-use kvferry_core::cache::RankCache;
-use kvferry_core::overlap::{self, BoundSchedule};
-use kvferry_core::staging::{self, StagedRun, scratch_cache};
-use kvferry_core::tensor::{RawTensor, Tensor};
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::memory::tensor::{RawTensor, Tensor};
+use kvferry_core::moves::overlap::{self, BoundSchedule};
+use kvferry_core::moves::staging::{self, StagedRun, scratch_cache};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use kvferry_core::cache::RankCache;
-use kvferry_core::dtype::Dtype;
-use kvferry_core::engine::{Engine, EngineFields, PerGroup};
 use kvferry_core::interval::Interval;
-use kvferry_core::model::{Attention, Group, GroupKind};
-use kvferry_core::plan::{Plan, RequestBlocks};
+use kvferry_core::memory::cache::RankCache;
+use kvferry_core::planning::plan::{Plan, RequestBlocks};
 use kvferry_core::side::Side;
+use kvferry_core::specs::dtype::Dtype;
+use kvferry_core::specs::engine::{Engine, EngineFields, PerGroup};
+use kvferry_core::specs::model::{Attention, Group, GroupKind};
 use proptest::prelude::*;
 
 const LAYOUTS: [&str; 8] = ["KBNHD", "KBHND", "BKNHD", "BHNC", "BNHC", "BNHD", "BLKNHD", "LBHNC"];

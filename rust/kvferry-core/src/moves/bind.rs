@@ -4,15 +4,15 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::cache::{Placement, Placements, RankCache};
 use crate::error::{Result, fail};
-use crate::overlap::{self, BoundSchedule};
-use crate::pieces::{Piece, Place, Shape};
-use crate::plan::Plan;
-use crate::route::Transfer;
-use crate::schedule::{BlockTable, CopyLoop, Schedule, fold};
+use crate::memory::cache::{Placement, Placements, RankCache};
+use crate::moves::overlap::{self, BoundSchedule};
+use crate::moves::schedule::{BlockTable, CopyLoop, Schedule, fold};
+use crate::moves::strided::{Dim, Strided};
+use crate::planning::pieces::{Piece, Place, Shape};
+use crate::planning::plan::Plan;
+use crate::planning::route::Transfer;
 use crate::side::Side;
-use crate::strided::{Dim, Strided};
 
 /// Binds what `target` reads from `source` in this plan; nothing where they are no pair of it.
 pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Schedule> {

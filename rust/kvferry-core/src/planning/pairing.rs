@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use crate::engine::{Engine, ShardedGroup};
 use crate::error::{Result, fail};
-use crate::model::{Attention, Group, GroupKind};
-use crate::paging::Paging;
-use crate::shard::{Share, Split, shares};
 use crate::side::Side;
+use crate::specs::engine::{Engine, ShardedGroup};
+use crate::specs::model::{Attention, Group, GroupKind};
+use crate::specs::paging::Paging;
+use crate::specs::shard::{Share, Split, shares};
 
 /// Layers that a group of the source and a group of the target have in common.
 #[derive(Debug)]

@@ -4,10 +4,10 @@ use std::ops::Range;
 
 use crate::error::{Result, fail};
 use crate::interval::Interval;
-use crate::layout::{Axis, Layout};
-use crate::model::{Group, GroupKind, check_model, in_bounds};
-use crate::paging::Paging;
-use crate::shard::Split;
+use crate::specs::layout::{Axis, Layout};
+use crate::specs::model::{Group, GroupKind, check_model, in_bounds};
+use crate::specs::paging::Paging;
+use crate::specs::shard::Split;
 
 /// Bound on an engine's ranks, so that work per rank pair stays small.
 pub const MAX_RANKS: usize = 1 << 14;

@@ -1,8 +1,8 @@
 //! Expansion: copy loops become flat descriptors, merged wherever both sides are contiguous.
 
 use crate::error::{Result, fail};
-use crate::schedule::{BlockTable, CopyLoop, Schedule};
-use crate::strided::each_step;
+use crate::moves::schedule::{BlockTable, CopyLoop, Schedule};
+use crate::moves::strided::each_step;
 
 /// A contiguous move between two tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,7 +127,7 @@ fn expand(copy: &CopyLoop, table: &BlockTable, out: &mut Vec<Fragment>) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::strided::{Dim, Strided};
+    use crate::moves::strided::{Dim, Strided};
 
     #[test]
     fn runs_are_counted_against_the_bound() {

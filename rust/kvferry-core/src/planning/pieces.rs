@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use crate::blocks::Stretch;
 use crate::interval::Interval;
-use crate::paging::{Paging, Run, gcd};
+use crate::planning::blocks::Stretch;
+use crate::specs::paging::{Paging, Run, gcd};
 
 /// Where a piece begins on one side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

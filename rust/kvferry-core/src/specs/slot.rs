@@ -1,9 +1,9 @@
 //! Tensor slots: the tensors that a rank registers, with the sizes that they must have.
 
-use crate::engine::{Engine, ShardedGroup};
 use crate::error::{Result, fail};
-use crate::layout::{Axis, Layout};
-use crate::model::{Attention, Group, GroupKind, StatePart};
+use crate::specs::engine::{Engine, ShardedGroup};
+use crate::specs::layout::{Axis, Layout};
+use crate::specs::model::{Attention, Group, GroupKind, StatePart};
 
 /// One tensor that a rank registers.
 #[derive(Clone, Debug, PartialEq, Eq)]

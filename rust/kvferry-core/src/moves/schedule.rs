@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::error::{Result, fail};
-use crate::strided::{Dim, Strided};
+use crate::moves::strided::{Dim, Strided};
 
 /// Everything that one rank pair of a plan moves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 //! What a loop moves for one table entry is the same pattern of runs every time, so it is worked out
 //! once and added to each entry's offsets. Whether neighbours merge, and whether entries come out in
 //! target order, is decided per entry and not per run. Tensors for which that cannot be said are
-//! expanded run by run ([`fragments`]).
+//! expanded run by run (as in [`expand`](crate::moves::expand)).
 
 use std::collections::HashMap;
 use std::mem::MaybeUninit;
@@ -11,9 +11,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::expand::{Fragment, MAX_RUNS, fragments_of, try_push};
-use crate::schedule::{BlockTable, CopyLoop, Schedule};
-use crate::strided::{Dim, Strided, each_step};
+use crate::moves::expand::{Fragment, MAX_RUNS, fragments_of, try_push};
+use crate::moves::schedule::{BlockTable, CopyLoop, Schedule};
+use crate::moves::strided::{Dim, Strided, each_step};
 
 /// The five columns of descriptors, of equal length.
 pub struct Columns<'a> {

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::engine::Engine;
 use crate::error::{Result, fail};
-use crate::layout::Axis;
-use crate::model::{GroupKind, StatePart};
-use crate::slot::TensorSlot;
-use crate::tensor::{RawTensor, Tensor};
+use crate::memory::tensor::{RawTensor, Tensor};
+use crate::specs::engine::Engine;
+use crate::specs::layout::Axis;
+use crate::specs::model::{GroupKind, StatePart};
+use crate::specs::slot::TensorSlot;
 
 /// One rank's tensors, checked against the slots that its engine's layout asks for.
 #[derive(Clone, Debug)]

@@ -6,14 +6,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::cache::RankCache;
 use crate::error::{Result, fail};
-use crate::expand::{MAX_RUNS, try_push};
 use crate::interval::Interval;
-use crate::layout::Axis;
-use crate::schedule::Schedule;
+use crate::memory::cache::RankCache;
+use crate::moves::expand::{MAX_RUNS, try_push};
+use crate::moves::schedule::Schedule;
+use crate::moves::strided::{Dim, Strided, each_step};
 use crate::side::Side;
-use crate::strided::{Dim, Strided, each_step};
+use crate::specs::layout::Axis;
 
 /// A schedule with the tensors that it was bound to.
 #[derive(Clone, Copy, Debug)]

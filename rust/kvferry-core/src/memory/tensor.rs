@@ -3,8 +3,8 @@
 use std::fmt;
 
 use crate::error::{Result, fail};
-use crate::layout::Axis;
-use crate::slot::TensorSlot;
+use crate::specs::layout::Axis;
+use crate::specs::slot::TensorSlot;
 
 /// Where memory lives, in `DLPack`'s numbering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use crate::bind::bind;
-use crate::cache::RankCache;
-use crate::columns::Expansion;
 use crate::error::Result;
-use crate::plan::Plan;
-use crate::schedule::Schedule;
+use crate::memory::cache::RankCache;
+use crate::moves::bind::bind;
+use crate::moves::columns::Expansion;
+use crate::moves::schedule::Schedule;
+use crate::moves::staging::stage;
+use crate::planning::plan::Plan;
 use crate::side::Side;
-use crate::staging::stage;
 
 /// Fragments of this average move well enough by themselves: their bytes take as long on a wire as a
 /// good part of the 5 µs that a descriptor costs.

@@ -5,15 +5,15 @@
 
 use std::sync::Arc;
 
-use crate::cache::RankCache;
-use crate::engine::Engine;
 use crate::error::{Result, fail};
-use crate::expand::{MAX_RUNS, try_push};
-use crate::layout::Layout;
-use crate::schedule::{BlockTable, CopyLoop, Schedule};
-use crate::slot::TensorSlot;
-use crate::strided::{Dim, Strided, each_step};
-use crate::tensor::{Device, Tensor};
+use crate::memory::cache::RankCache;
+use crate::memory::tensor::{Device, Tensor};
+use crate::moves::expand::{MAX_RUNS, try_push};
+use crate::moves::schedule::{BlockTable, CopyLoop, Schedule};
+use crate::moves::strided::{Dim, Strided, each_step};
+use crate::specs::engine::Engine;
+use crate::specs::layout::Layout;
+use crate::specs::slot::TensorSlot;
 
 /// Bytes between two pieces of the source up to which both are moved as one run. A descriptor takes
 /// some 5 µs on a wire that moves 10 GB/s, as much as 50 KB; a page is an order of magnitude cheaper

@@ -1,7 +1,7 @@
 //! What a model caches: groups of layers, and the planes that each layer keeps per slot.
 
-use crate::dtype::Dtype;
 use crate::error::{Result, fail};
+use crate::specs::dtype::Dtype;
 
 /// Bound on layer indices, heads and elements: far above any model, far below overflow.
 pub const MAX_DIMENSION: u64 = 1 << 31;

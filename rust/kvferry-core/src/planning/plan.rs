@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::blocks::{BlockList, Stretch, check_distinct, due, stretches};
 use crate::error::{Result, fail};
 use crate::interval::Interval;
-use crate::pieces::{Piece, pieces};
-use crate::route::{Route, Transfer};
+use crate::planning::blocks::{BlockList, Stretch, check_distinct, due, stretches};
+use crate::planning::pieces::{Piece, pieces};
+use crate::planning::route::{Route, Transfer};
 use crate::side::Side;
 
 /// Bound on token positions, so that sums of positions never overflow.
@@ -180,7 +180,7 @@ fn due_stretches(
     for (list, due) in target.iter().zip(&dues) {
         check_distinct(list, *due)?;
     }
-    let of_pair = |pair: &crate::pairing::GroupPair| {
+    let of_pair = |pair: &crate::planning::pairing::GroupPair| {
         let (s, t) = (pair.source_group, pair.target_group);
         stretches(&source[s], &target[t], dues[t])
     };

@@ -3,11 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::engine::Engine;
 use crate::error::Result;
 use crate::interval::Interval;
-use crate::pairing::{Facet, GroupPair, check_geometry, check_same_layers, shared_layers};
+use crate::planning::pairing::{Facet, GroupPair, check_geometry, check_same_layers, shared_layers};
 use crate::side::Side;
+use crate::specs::engine::Engine;
 
 /// Two engines that can exchange caches.
 #[derive(Debug)]

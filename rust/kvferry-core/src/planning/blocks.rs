@@ -1,9 +1,9 @@
 //! Blocks by token position: what is due, and which stretches of which blocks hold it.
 
-use crate::engine::{Engine, ShardedGroup};
 use crate::error::{Result, fail};
 use crate::interval::Interval;
-use crate::model::GroupKind;
+use crate::specs::engine::{Engine, ShardedGroup};
+use crate::specs::model::GroupKind;
 
 /// One side's block ids of one group; element `i` covers the slots from `first + i * slots_per_block`.
 #[derive(Clone, Copy, Debug)]

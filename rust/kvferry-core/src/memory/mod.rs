@@ -1,0 +1,4 @@
+//! Memory: registered tensors, and where in them each layer's planes lie.
+
+pub mod cache;
+pub mod tensor;
