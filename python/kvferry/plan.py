@@ -83,6 +83,8 @@ class TransferExplanation(msgspec.Struct, frozen=True):
         The two ends.
     source_group, target_group
         Indices of the groups in either side's model.
+    planes
+        ``("K", "V")``, ``("latent",)``, or the name of a state part.
     units
         ``[begin, end)`` of the whole model's heads, or of the units of a state part.
     num_layers
@@ -93,6 +95,7 @@ class TransferExplanation(msgspec.Struct, frozen=True):
     target_rank: int
     source_group: int
     target_group: int
+    planes: tuple[str, ...]
     units: tuple[int, int]
     num_layers: int
 
@@ -175,23 +178,37 @@ class Explanation(msgspec.Struct, frozen=True):
         return sum(pair.num_fragments for pair in self.pairs)
 
     def __str__(self) -> str:
-        total = f"{_size(self.num_bytes)} in {self.num_fragments:,} fragments"
+        total = f"{_size(self.num_bytes)} in {_counted(self.num_fragments, 'fragment')}"
         if self.end == "target":
             lines = [f"rank {self.rank} of {self.target!r} reads {total} from {self.source!r}"]
         else:
             lines = [f"rank {self.rank} of {self.source!r} sends {total} to {self.target!r}"]
-        lines += [
-            f"  group {group.source_group} -> {group.target_group} ({group.kind}): "
-            f"{group.num_layers} layers, {group.num_tokens:,} tokens due "
-            f"in {group.num_stretches:,} stretches of blocks"
-            for group in self.groups
-        ]
+        lines += [_group_line(group) for group in self.groups]
         for pair in self.pairs:
             lines += _pair_lines(pair)
         if self.notify_only:
             ranks = ", ".join(map(str, self.notify_only))
-            lines.append(f"  holds the same, is only notified: rank {ranks}")
+            plural = "" if len(self.notify_only) == 1 else "s"
+            lines.append(f"  only notified, holding the same: rank{plural} {ranks}")
         return "\n".join(lines)
+
+
+def _group_line(group: GroupExplanation) -> str:
+    """Say what is due of one pair of groups."""
+    if group.kind == "state":
+        due = "its state is due" if group.num_tokens else "no state is due"
+    else:
+        stretches = _counted(group.num_stretches, "stretch", "stretches")
+        due = f"{_counted(group.num_tokens, 'token')} due in {stretches} of blocks"
+    return (
+        f"  group {group.source_group} -> {group.target_group} ({group.kind}): "
+        f"{_counted(group.num_layers, 'layer')}, {due}"
+    )
+
+
+def _counted(number: int, noun: str, plural: str = "") -> str:
+    """Count things for people."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _pair_lines(pair: PairExplanation) -> list[str]:
@@ -199,14 +216,12 @@ def _pair_lines(pair: PairExplanation) -> list[str]:
     verdict = "pays on a wire" if pair.staging_pays else "does not pay"
     direct = (
         f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} "
-        f"in {pair.num_fragments:,} fragments of {_size(pair.min_bytes)} "
+        f"in {_counted(pair.num_fragments, 'fragment')} of {_size(pair.min_bytes)} "
         f"to {_size(pair.max_bytes)}, {_size(pair.mean_bytes)} on average "
-        f"({pair.num_loops:,} loops)"
+        f"({_counted(pair.num_loops, 'loop')})"
     )
-    staged = (
-        f"    staged: {_size(pair.staged_bytes)} in {pair.staged_descriptors:,} descriptors, "
-        f"which {verdict}"
-    )
+    descriptors = _counted(pair.staged_descriptors, "descriptor")
+    staged = f"    staged: {_size(pair.staged_bytes)} in {descriptors}, which {verdict}"
     return [direct, staged]
 
 

@@ -100,11 +100,14 @@ fn group<'py>(
 
 fn transfer<'py>(class: &Bound<'py, PyAny>, plan: &Plan, transfer: &Transfer) -> PyResult<Bound<'py, PyAny>> {
     let pair = &plan.route().pairs()[transfer.pair];
+    let names = plan.route().target().groups[pair.target_group].group.plane_names();
+    let planes = &names[pair.facets[transfer.facet].planes.clone()];
     class.call1((
         transfer.source_rank,
         transfer.target_rank,
         pair.source_group,
         pair.target_group,
+        PyTuple::new(class.py(), planes)?,
         (transfer.units.begin, transfer.units.end),
         transfer.layers.len(),
     ))

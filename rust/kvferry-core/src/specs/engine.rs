@@ -299,8 +299,13 @@ fn layouts(given: &PerGroup<String>, groups: &[Group]) -> Result<Vec<Option<Layo
         PerGroup::Same(text) => {
             let layout = Layout::parse(text)?;
             let is_attention = |group: &Group| matches!(group.kind, GroupKind::Attention(_));
-            if !groups.iter().any(is_attention) && layout != Layout::latent() {
-                check_attention_letters(text, &layout)?;
+            let has_attention = groups.iter().any(is_attention);
+            if !has_attention && !layout.has(Axis::Head) && layout != Layout::latent() {
+                fail!(
+                    Layout,
+                    "layout {text:?} is that of attention groups, of which there are none; give a tuple \
+                     with one layout a group"
+                );
             }
             PerGroup::Same(text.clone())
         }

@@ -128,6 +128,15 @@ impl Group {
         }
     }
 
+    /// What users call these planes.
+    pub fn plane_names(&self) -> Vec<&str> {
+        match &self.kind {
+            GroupKind::Attention(_) => vec!["K", "V"],
+            GroupKind::Latent(_) => vec!["latent"],
+            GroupKind::State(parts) => parts.iter().map(|part| part.name.as_str()).collect(),
+        }
+    }
+
     /// Tokens that one slot stands for; a state has no tokens, hence one.
     pub fn tokens_per_slot(&self) -> u64 {
         match &self.kind {
