@@ -212,8 +212,8 @@ def test_groups_of_every_kind_are_drawn():
     assert [text for text in written if text in headings] == headings
     assert "slot 6" in written and "slot 9" in written and "2 layers, one state" in written
     # Half of 64 channels and half of 4 units: two parts, each split on its own.
-    assert "conv units 32–63" in {text.partition(" ·")[0] for text in written}
-    assert "ssm units 2–3" in written and "conv units 32–63, ssm units 2–3" in written
+    assert "conv 32–63" in {text.partition(" ·")[0] for text in written}
+    assert "ssm 2–3" in written and "conv 32–63, ssm 2–3" in written
     assert any(text.startswith("latent · ") and text.endswith("in all") for text in written)
 
 

@@ -36,8 +36,7 @@ def held_words(kind: str, transfers: Iterable[TransferExplanation]) -> str:
     for one in transfers:
         by_planes.setdefault(one.planes, set()).add(one.units)
     named = (
-        (f"{planes[0]} " if kind == "state" else "") + _unit_words(kind, _merged(sorted(units)))
-        for planes, units in by_planes.items()
+        _unit_words(kind, planes, _merged(sorted(units))) for planes, units in by_planes.items()
     )
     return ", ".join(named)
 
@@ -48,12 +47,14 @@ def rank_words(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} " + ", ".join(map(_interval_words, intervals))
 
 
-def _unit_words(kind: str, intervals: Sequence[tuple[int, int]]) -> str:
-    if kind == "latent" or not intervals:
-        return "latent" if intervals else ""
+def _unit_words(kind: str, planes: Sequence[str], intervals: Sequence[tuple[int, int]]) -> str:
+    if kind == "latent":
+        return "latent"
+    words = ", ".join(map(_interval_words, intervals))
+    if kind == "state":
+        return f"{planes[0]} {words}"
     several = sum(end - begin for begin, end in intervals) > 1
-    noun = ("head" if kind == "attention" else "unit") + ("s" if several else "")
-    return f"{noun} " + ", ".join(map(_interval_words, intervals))
+    return f"head{'s' if several else ''} {words}"
 
 
 def _interval_words(interval: tuple[int, int]) -> str:
