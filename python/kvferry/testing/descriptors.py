@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from .memory import extent
 
-__all__ = ["apply_descriptors"]
+__all__ = ["apply_descriptors", "apply_staged_descriptors"]
 
 COLUMNS = ("source_tensor", "source_offset", "target_tensor", "target_offset", "length")
+STAGED_COLUMNS = ("source_tensor", "source_offset", "scratch_offset", "length")
 
 
 def apply_descriptors(
@@ -23,14 +24,10 @@ def apply_descriptors(
     sorted by target, name no target byte twice, and no two of them could be one. As nothing
     overlaps, only neighbours in that order can.
     """
-    columns = [np.asarray(getattr(rows, name)) for name in COLUMNS]
-    for name, column in zip(COLUMNS, columns, strict=True):
-        assert column.dtype == np.int64, f"column {name} is {column.dtype}, not int64"
-        assert column.shape == (len(columns[0]),), f"column {name} has shape {column.shape}"
     sources = [extent(tensor) for tensor in source_tensors]
     targets = [extent(tensor) for tensor in target_tensors]
     previous = None
-    for row in zip(*(column.tolist() for column in columns), strict=True):
+    for row in _rows(rows, COLUMNS):
         source, source_offset, target, target_offset, length = row
         assert length > 0, f"{row} is empty"
         assert 0 <= source < len(sources), f"{row} reads a tensor outside [0, {len(sources)})"
@@ -44,6 +41,39 @@ def apply_descriptors(
         run = sources[source][source_offset : source_offset + length]
         targets[target][target_offset : target_offset + length] = run
         previous = row
+
+
+def apply_staged_descriptors(
+    rows: Any, source_tensors: Sequence[np.ndarray], scratch: np.ndarray
+) -> None:
+    """Move the bytes that `rows` names from one rank's tensors into `uint8` scratch memory.
+
+    Asserted: the columns are int64 of one length; every run lies inside its tensor and the scratch;
+    no scratch byte is named twice.
+    """
+    sources = [extent(tensor) for tensor in source_tensors]
+    named = np.zeros(scratch.size, bool)
+    for row in _rows(rows, STAGED_COLUMNS):
+        source, source_offset, scratch_offset, length = row
+        assert length > 0, f"{row} is empty"
+        assert 0 <= source < len(sources), f"{row} reads a tensor outside [0, {len(sources)})"
+        assert 0 <= source_offset <= sources[source].size - length, (
+            f"{row} reads outside its tensor"
+        )
+        assert 0 <= scratch_offset <= scratch.size - length, f"{row} writes outside the scratch"
+        to = slice(scratch_offset, scratch_offset + length)
+        assert not named[to].any(), f"{row} writes a byte of scratch again"
+        named[to] = True
+        scratch[to] = sources[source][source_offset : source_offset + length]
+
+
+def _rows(columns: Any, names: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """Yield rows as tuples, once the columns are int64 of one length."""
+    arrays = [np.asarray(getattr(columns, name)) for name in names]
+    for name, array in zip(names, arrays, strict=True):
+        assert array.dtype == np.int64, f"column {name} is {array.dtype}, not int64"
+        assert array.shape == (len(arrays[0]),), f"column {name} has shape {array.shape}"
+    yield from zip(*(array.tolist() for array in arrays), strict=True)
 
 
 def _assert_follows(previous: tuple[int, ...], row: tuple[int, ...]) -> None:

@@ -31,6 +31,8 @@ def address_of(tensor: np.ndarray) -> int:
 
 def bytes_of(tensor: np.ndarray) -> np.ndarray:
     """Return `tensor` as `uint8`, its innermost axis in bytes; nothing is copied."""
+    if tensor.dtype == np.uint8:
+        return tensor
     first = as_strided(tensor, shape=(1,), strides=(tensor.itemsize,)).view(np.uint8)
     shape = (*tensor.shape[:-1], tensor.shape[-1] * tensor.itemsize)
     return as_strided(first, shape=shape, strides=(*tensor.strides[:-1], 1))

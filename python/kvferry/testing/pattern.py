@@ -1,12 +1,14 @@
 """Bytes that give themselves away: a pattern named after its element, and a poison after its place.
 
-The pattern of a row (one head's key or value of one token) is a hash of (layer, plane, token,
-head, salt), so that a row in a wrong place, or shifted by a byte, does not pass for another. The
-poison is a hash of a byte's place in memory. Both are a few `uint32` operations for four bytes.
+The pattern of a row (one unit of one plane: of one token, or of a state) is a hash of (layer,
+plane, token, unit, salt), so that a row in a wrong place, or shifted by a byte, does not pass for
+another. The poison is a hash of a byte's place in memory. Both are a few `uint32` operations for
+four bytes.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,10 +28,13 @@ SECOND_MIX = np.uint32(0x846CA68B)
 
 
 def pattern_rows(
-    layer: int, plane: str, tokens: np.ndarray, heads: np.ndarray, salts: np.ndarray, num_bytes: int
+    layer: int, plane: str, tokens: np.ndarray, units: np.ndarray, salts: np.ndarray, num_bytes: int
 ) -> np.ndarray:
-    """Return the pattern of a plane's rows as `uint8` [tokens, heads, num_bytes]."""
-    row = _hash(layer, "KV".index(plane), heads[None, :], salts[None, :], tokens[:, None])
+    """Return the pattern of a plane's rows as `uint8` [tokens, units, num_bytes].
+
+    `salts` is broadcast to [tokens, units].
+    """
+    row = _hash(layer, zlib.crc32(plane.encode()), units[None, :], salts, tokens[:, None])
     steps = np.arange(-(-num_bytes // 4), dtype=np.uint32) * WORD_STEP
     words: np.ndarray = row[:, :, None] ^ steps
     words *= WORD_MIX
