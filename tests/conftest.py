@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Pytest's importlib mode leaves `sys.path` alone, and the property tests share their strategies.
 sys.path.insert(0, str(Path(__file__).parent / "property"))
@@ -20,5 +20,9 @@ settings.register_profile(
     derandomize=False,
     print_blob=True,
     suppress_health_check=SLOW_BY_NATURE,
+)
+# Whether something fails is all that counts then, not its smallest case.
+settings.register_profile(
+    "unshrunk", settings.get_profile("default"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
