@@ -17,7 +17,7 @@ A connector is tested against every pair of engines that it may meet. Here it is
 >>> from kvferry.testing.strategies import routes
 >>> def my_readers(source, target, source_rank):
 ...     return Route(source, target).readers(source_rank)
->>> @settings(max_examples=5, database=None)
+>>> @settings(max_examples=5, database=None, deadline=None)
 ... @given(routes())
 ... def test_every_reader_is_told(route):
 ...     for rank in range(route.source.num_ranks):
@@ -32,7 +32,7 @@ Bytes are judged the same way: fill the sources, let the connector run, and chec
 >>> def my_transfer(scenario, target_rank, sources, target):
 ...     route = Route(*scenario.engines)
 ...     route.plan(target_rank, *scenario.request, **scenario.firsts).copy(sources, target)
->>> @settings(max_examples=5, database=None)
+>>> @settings(max_examples=5, database=None, deadline=None)
 ... @given(scenarios(allow_missing_layers=False))
 ... def test_every_byte_arrives(scenario):
 ...     rng, source, target = random.Random(scenario.seed), scenario.source, scenario.target
