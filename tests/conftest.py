@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
 
-# Pytest's importlib mode leaves `sys.path` alone, and the property tests share their strategies.
+# Pytest's importlib mode leaves `sys.path` alone, and the property tests share modules.
 sys.path.insert(0, str(Path(__file__).parent / "property"))
 
 # A pair of engines is drawn with a hundred choices, and sizes vary by two orders of magnitude.

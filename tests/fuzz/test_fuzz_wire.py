@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from limits import EXAMPLES, bounded_memory
 
 from kvferry import EngineSpec, RankDescription, Route, wire
+from kvferry.wire import forms
 
 CORPUS = {
     path.stem: path.read_bytes() for path in sorted(Path(__file__).parent.glob("corpus/wire/*"))
@@ -182,7 +183,7 @@ def test_changed_values(data):
 
 @settings(max_examples=EXAMPLES)
 @given(
-    st.sampled_from(sorted(wire._KINDS)), st.lists(st.one_of(st.sampled_from(HEADS), st.binary()))
+    st.sampled_from(sorted(forms.KINDS)), st.lists(st.one_of(st.sampled_from(HEADS), st.binary()))
 )
 def test_any_bytes(kind, pieces):
     body = b"".join(pieces)
