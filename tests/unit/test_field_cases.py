@@ -346,3 +346,26 @@ def test_too_few_ids_name_what_is_needed_and_held():
         Route(source, target).plan(0, [range(8)], [[0, 1]], tokens=(0, 4096))
     with pytest.raises(BlockRangeError, match=r"group 0 .*'?source'?.* needs 8 .* got 2"):
         Route(source, target).plan(0, [[0, 1]], [range(8)], tokens=(0, 4096))
+
+
+def test_millions_of_small_pieces_are_told_to_be_staged():
+    """Half the heads of a deep model, token-major on both sides: 1 KiB pieces, one a token."""
+    model = ModelSpec((AttentionGroup(range(80), num_kv_heads=8, head_dim=128),))
+    source = make_engine("source", model, 16, "KBNHD", num_blocks=2048)
+    target = make_engine("target", model, 16, "KBNHD", tp_size=2, num_blocks=2048)
+    # Evens, then odds: no two blocks of the list are neighbours.
+    ids = [*range(0, 2048, 2), *range(1, 2048, 2)]
+    explained = Route(source, target).plan(1, [ids], [ids[::-1]], tokens=(0, 32768)).explain()
+    (pair,) = explained.pairs
+    assert pair.num_fragments == 80 * 2 * 32768
+    assert (pair.min_bytes, pair.max_bytes) == (1024, 1024)
+    # All blocks of a tensor are due, so that each tensor is one run with twice the bytes, but for
+    # the other heads of its very first token.
+    assert (pair.staged_descriptors, pair.staged_bytes) == (80, 2 * pair.num_bytes - 80 * 1024)
+    assert pair.staging_pays
+    assert "staged: 10 GiB in 80 descriptors, which pays on a wire" in str(explained)
+    # Where all heads move, whole blocks are long enough by themselves.
+    alike = make_engine("alike", model, 16, "KBNHD", num_blocks=2048)
+    whole = Route(source, alike).plan(0, [ids], [ids[::-1]], tokens=(0, 32768)).explain()
+    assert whole.pairs[0].min_bytes == 16 * 8 * 128 * 2
+    assert not whole.pairs[0].staging_pays
