@@ -46,6 +46,14 @@ def hybrid() -> Plan:
     return Route(source, target).plan_push(0, *request, tokens=(0, 92))
 
 
+def chunks() -> Plan:
+    """Pages of an engine, key and value packed, fill chunk objects of a pool."""
+    model = attention(num_kv_heads=8)
+    source = EngineSpec("engine", model, tokens_per_block=16, layout="BHNC", tp_size=2)
+    target = EngineSpec("pool", model, tokens_per_block=64, layout="BKLNHD")
+    return Route(source, target).plan(0, [[9, 4, 7, 1, 12, 3]], [[2, 5]], tokens=(0, 96))
+
+
 def attention(num_kv_heads: int) -> ModelSpec:
     """One group of 32 layers."""
     return ModelSpec(groups=(AttentionGroup(tuple(range(32)), num_kv_heads, head_dim=128),))
@@ -53,7 +61,7 @@ def attention(num_kv_heads: int) -> ModelSpec:
 
 def pictures() -> dict[str, str]:
     """File names, and what is in the files."""
-    return {f"{plan.__name__}.svg": plan().to_svg() for plan in (blocks, replicas, hybrid)}
+    return {f"{plan.__name__}.svg": plan().to_svg() for plan in (blocks, replicas, hybrid, chunks)}
 
 
 if __name__ == "__main__":
