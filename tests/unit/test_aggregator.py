@@ -145,6 +145,42 @@ def test_events_are_added_to_those_of_the_first_worker_that_has_any():
         aggregator.aggregate([output(kv_cache_events=x) for x in (Events(["a"]), Total(1))])
 
 
+def test_what_came_first_may_be_of_a_narrower_type():
+    class Narrower(Total):
+        pass
+
+    aggregator = KVOutputAggregator(1)
+    narrower, wider = output(kv_connector_stats=Narrower(1)), output(kv_connector_stats=Total(2))
+    with pytest.raises(AssertionError, match="Total and Narrower"):
+        aggregator.aggregate([wider, narrower])
+    merged = aggregator.aggregate([narrower, wider]).kv_connector_output
+    assert merged.kv_connector_stats == Total(3)
+
+
+def test_a_failed_receive_is_told_when_the_request_is_finished():
+    aggregator = KVOutputAggregator(2)
+    failing = output(received="a", failed_recving={"a", "b"})
+    assert aggregator.aggregate([None, failing]) is None
+    merged = aggregator.aggregate([output(), output(received="b")]).kv_connector_output
+    assert (merged.finished_recving, merged.failed_recving) == (None, set())
+    merged = aggregator.aggregate([output(), output(received="ac")]).kv_connector_output
+    assert (merged.finished_recving, merged.failed_recving) == ({"a"}, {"a"})
+    merged = aggregator.aggregate([output(received="bc"), output()]).kv_connector_output
+    assert (merged.finished_recving, merged.failed_recving) == ({"b", "c"}, {"b"})
+    merged = aggregator.aggregate([output(received="b"), output("b")]).kv_connector_output
+    assert merged.failed_recving == set()
+
+
+def test_fields_that_a_newer_class_adds_are_left_to_it():
+    @dataclass
+    class NewerRecord(KVConnectorOutput):
+        added_later: int = 7
+
+    outputs = [SimpleNamespace(kv_connector_output=NewerRecord({"a"}, added_later=1))]
+    merged = KVOutputAggregator(1).aggregate(outputs).kv_connector_output
+    assert merged == NewerRecord({"a"}, expected_finished_count=1, added_later=7)
+
+
 def test_a_connector_may_say_how_many_reports_it_wants():
     for said, expected in ((None, 4), (0, 4), (2, 2)):
         connector = SimpleNamespace(get_finished_count=lambda said=said: said)

@@ -106,13 +106,17 @@ def test_nonsense_is_refused(expected, fields):
 def test_it_does_what_a_plain_model_does(steps):
     tracker = TransferTracker(2, max_entries=2)
     model: dict[str, set[int]] = {}
+    failed: dict[str, set[int]] = {}
     seen: set[str] = set()
     late = 0
     for action, request_id, rank in steps:
         if action == "o" and request_id not in model:
             if len(model) == 2:
-                del model[next(iter(model))]
+                oldest = next(iter(model))
+                del model[oldest]
+                failed.pop(oldest, None)
             model[request_id] = set()
+            failed.pop(request_id, None)
             seen.add(request_id)
             tracker.open(request_id)
         elif action == "a":
@@ -127,9 +131,17 @@ def test_it_does_what_a_plain_model_does(steps):
                 late += request_id in seen
             assert tracker.ack(request_id, rank) is completes
         elif action == "c":
+            if request_id in model:
+                failed.pop(request_id, None)
             assert tracker.cancel(request_id) is (model.pop(request_id, None) is not None)
         elif action == "f":
             tracker.failed(request_id, rank, [(rank, 1)])
-            assert ((rank, 1) in tracker.failed_blocks(request_id)) is (request_id in model)
+            if request_id in model:
+                failed.setdefault(request_id, set()).add(rank)
+        # What failed can be asked for after a request has completed, until it is forgotten.
+        told = set(tracker.failed_blocks(request_id))
+        assert told == {(rank, 1) for rank in failed.get(request_id, ())} or (
+            not told and request_id not in model
+        )
         assert len(tracker) == len(model)
     assert tracker.late <= late

@@ -27,6 +27,8 @@ class KVConnectorOutput:
         Blocks whose content could not be loaded.
     expected_finished_count
         Reports that finish a request from here on; 0: as before.
+    failed_recving
+        Requests of which a part could not be received. Merged: those among `finished_recving`.
     """
 
     finished_sending: set[str] | None = None
@@ -36,6 +38,7 @@ class KVConnectorOutput:
     kv_connector_worker_meta: Any = None
     invalid_block_ids: set[int] = field(default_factory=set)
     expected_finished_count: int = 0
+    failed_recving: set[str] = field(default_factory=set)
 
 
 _FIELDS = (
@@ -47,14 +50,17 @@ _FIELDS = (
     "kv_connector_worker_meta",
     "kv_cache_events",
 )
-_read_all = attrgetter(*_FIELDS)
+# Records of older engines do not have it.
+_NEWER_FIELD = "failed_recving"
+_read_fields = attrgetter(*_FIELDS)
 
 
 class KVOutputAggregator:
     """Merge what all workers of an engine say of one step into one record.
 
     A request is finished once as many reports as expected have come in, over any number of steps.
-    Reports are counted without asking who sent them; `TransferTracker` asks.
+    Reports are counted without asking who sent them; `TransferTracker` asks. A failed receive is
+    told with the record in which the request is finished receiving.
 
     Parameters
     ----------
@@ -89,6 +95,8 @@ class KVOutputAggregator:
         self._sent: set[str] = set()
         self._received: set[str] = set()
         self._invalid: set[int] = set()
+        # Requests whose receiving failed somewhere, until they are finished.
+        self._failed: set[str] = set()
         self._stats: Any = None
         self._meta: Any = None
         self._events: Any = None
@@ -138,16 +146,17 @@ class KVOutputAggregator:
         carrier = outputs[output_rank]
         is_returned = bool(carrier)
         records = []
-        for rank, output in enumerate(outputs):
-            if output is not None:
-                # An output that is not there may be any falsy value.
-                record = getattr(output, "kv_connector_output", None)
-                if record:
-                    records.append(record)
-            elif is_returned:
-                raise AssertionError(
-                    f"output {rank} of {len(outputs)} is None, that of rank {output_rank} is not"
-                )
+        for output in outputs:
+            try:
+                record = output.kv_connector_output
+            except AttributeError:  # an output that is not there may be any falsy value
+                if is_returned and output is None:
+                    raise AssertionError(
+                        f"one of {len(outputs)} outputs is None, that of rank {output_rank} is not"
+                    ) from None
+                record = None
+            if record:
+                records.append(record)
         if records:
             self._learn(records)
         if not is_returned:
@@ -163,17 +172,19 @@ class KVOutputAggregator:
         stats, meta, events = self._stats, self._meta, self._events
         self._stats = self._meta = self._events = None
         reports = []
+        names_failed = self._taken is None or _NEWER_FIELD in self._taken
         for record in records:
             try:
-                sent, received, invalid, expected, more_stats, more_meta, more_events = _read_all(
-                    record
-                )
-            except AttributeError:  # a record of a version that has fewer fields
                 sent, received, invalid, expected, more_stats, more_meta, more_events = (
-                    getattr(record, name, None) for name in _FIELDS
+                    _read_fields(record)
                 )
-            if sent or received or invalid or expected:
-                reports.append((sent, received, invalid, expected))
+                failed = record.failed_recving if names_failed else None
+            except AttributeError:  # a record of a version that has fewer fields
+                sent, received, invalid, expected, more_stats, more_meta, more_events, failed = (
+                    getattr(record, name, None) for name in (*_FIELDS, _NEWER_FIELD)
+                )
+            if sent or received or invalid or expected or failed:
+                reports.append((sent, received, invalid, expected, failed))
             if more_stats is not None:
                 stats = _accumulated("kv_connector_stats", stats, more_stats)
             if more_meta is not None:
@@ -185,7 +196,7 @@ class KVOutputAggregator:
                 events = _with_events(events, more_events)
         self._stats, self._meta, self._events = stats, meta, events
 
-        for sent, received, invalid, expected in reports:
+        for sent, received, invalid, expected, failed in reports:
             if expected and expected > 0:
                 self._expected_finished_count = expected
             if sent:
@@ -194,6 +205,8 @@ class KVOutputAggregator:
                 self._count(received, self._recv_remaining_count, self._received)
             if invalid:
                 self._invalid.update(invalid)
+            if failed:
+                self._failed.update(failed)
 
     def _count(
         self, reported: Iterable[str], remaining: dict[str, int], finished: set[str]
@@ -209,6 +222,7 @@ class KVOutputAggregator:
 
     def _merged(self) -> Any:
         """Return all that was learned as one record, and begin anew."""
+        failed = self._failed & self._received
         fields = {
             "finished_sending": self._sent or None,
             "finished_recving": self._received or None,
@@ -217,6 +231,7 @@ class KVOutputAggregator:
             "kv_connector_worker_meta": self._meta or None,
             "invalid_block_ids": self._invalid,
             "expected_finished_count": self._expected_finished_count,
+            _NEWER_FIELD: failed,
         }
         # The record owns its sets from now on.
         if self._sent:
@@ -224,6 +239,7 @@ class KVOutputAggregator:
         if self._received:
             self._received = set()
         self._invalid = set()
+        self._failed -= failed
         self._stats = self._meta = self._events = None
         if self._taken is not None:
             fields = {name: value for name, value in fields.items() if name in self._taken}
@@ -238,8 +254,10 @@ def _taken_fields(record_class: type[Any]) -> frozenset[str] | None:
         return None
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    taken = frozenset(parameter.name for parameter in parameters).intersection(_FIELDS)
-    return None if len(taken) == len(_FIELDS) else taken
+    # Fields that are not known here are left at what the class gives them.
+    known = {*_FIELDS, _NEWER_FIELD}
+    taken = known.intersection(parameter.name for parameter in parameters)
+    return None if taken == known else frozenset(taken)
 
 
 def _accumulated(what: str, so_far: Any, more: Any) -> Any:
@@ -265,7 +283,8 @@ def _with_events(so_far: Any, more: Any) -> Any:
 
 
 def _check_types(what: str, so_far: Any, more: Any) -> None:
-    if type(so_far) is not type(more):
+    # As the engines ask: what came first may be of a narrower type than what follows.
+    if not isinstance(so_far, type(more)):
         raise AssertionError(
             f"{what} of different types: {type(so_far).__name__} and {type(more).__name__}"
         )
