@@ -104,7 +104,7 @@ impl Case {
     }
 
     fn bound(&self) -> BoundSchedule<'_> {
-        BoundSchedule { schedule: &self.schedule, source: &self.source, target: &self.target }
+        BoundSchedule::new(&self.schedule, &self.source, &self.target)
     }
 
     /// kvferry first, then what it is compared with.
@@ -154,10 +154,9 @@ fn backed(plan: &Plan, side: Side, memory: *mut u8) -> RankCache {
     let engine = Arc::clone(plan.route().engine(side));
     let tokens_per_block = engine.groups[0].tokens_per_block;
     let blocks = TOTAL_BYTES / (TOKEN_BYTES * tokens_per_block);
-    let mut cache = RankCache::dense(engine, 0, |_| blocks).expect("tensors that fit");
-    assert_eq!(cache.extent_bytes(0), TOTAL_BYTES, "the tensor fills the memory");
-    cache.tensors[0].address = memory.expose_provenance() as u64;
-    cache
+    let cache = RankCache::dense(engine, 0, |_| blocks).expect("tensors that fit");
+    assert_eq!(cache.regions[0].extent_bytes, TOTAL_BYTES, "the tensor fills the memory");
+    cache.map(|tensor| tensor.address = memory.expose_provenance() as u64)
 }
 
 fn at(memory: *mut u8, offset: u64) -> *mut u8 {

@@ -1,7 +1,7 @@
 """The compiled part of kvferry; import its names from `kvferry`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, Literal, SupportsIndex, final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,11 @@ __all__ = [
     "canonical_layout",
     "check_group",
     "check_model",
+    "copy_blocks",
+    "copy_kv_blocks",
+    "kv_postprocess_blksize_and_layout_on_receive",
+    "kv_postprocess_blksize_on_receive",
+    "kv_postprocess_layout_on_receive",
 ]
 
 __version__: str
@@ -31,6 +36,47 @@ __version__: str
 def canonical_layout(text: str) -> str: ...
 def check_group(group: Group) -> None: ...
 def check_model(model: ModelSpec) -> None: ...
+def copy_blocks(
+    source: Any,
+    target: Any,
+    source_block_ids: Any,
+    target_block_ids: Any,
+    *,
+    source_layout: str,
+    target_layout: str,
+    stream: int | None = None,
+    threads: int | None = None,
+) -> None: ...
+def copy_kv_blocks(
+    src_kv_caches: Mapping[str, Any],
+    dst_kv_caches: Mapping[str, Any],
+    src_block_ids: Any,
+    dst_block_ids: Any,
+    direction: Literal["h2d", "d2h"],
+    *,
+    strict: bool = False,
+    stream: int | None = None,
+    threads: int | None = None,
+) -> None: ...
+def kv_postprocess_blksize_on_receive(
+    cache: Any,
+    indices: Any,
+    block_size_ratio: SupportsIndex,
+    *,
+    stream: int | None = None,
+    threads: int | None = None,
+) -> None: ...
+def kv_postprocess_layout_on_receive(
+    cache: Any, indices: Any, *, stream: int | None = None, threads: int | None = None
+) -> None: ...
+def kv_postprocess_blksize_and_layout_on_receive(
+    cache: Any,
+    indices: Any,
+    block_size_ratio: SupportsIndex,
+    *,
+    stream: int | None = None,
+    threads: int | None = None,
+) -> None: ...
 
 @final
 class Engine:

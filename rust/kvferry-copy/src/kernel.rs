@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use kvferry_core::moves::strided::Dim;
+use kvferry_core::moves::strided::{Dim, Strided};
 
 use crate::work::Work;
 
@@ -13,19 +13,21 @@ use crate::work::Work;
 /// Each run must lie in memory that is valid for reads at its source and for writes at its target, and
 /// no run may overlap another's target.
 pub(crate) unsafe fn run(work: &Work<'_>) {
-    let [outer @ .., inner] = work.strided.dims;
     for (source_entry, target_entry) in work.source_entries.iter().zip(work.target_entries) {
         // SAFETY: the caller guarantees the same for all of `work`.
-        unsafe {
-            nest(
-                &outer,
-                inner,
-                work.strided.run_bytes,
-                work.source + source_entry,
-                work.target + target_entry,
-            );
-        }
+        unsafe { copy(&work.strided, work.source + source_entry, work.target + target_entry) };
     }
+}
+
+/// Copies every run of `strided` between two addresses.
+///
+/// # Safety
+///
+/// As for [`run`].
+pub(crate) unsafe fn copy(strided: &Strided, source: u64, target: u64) {
+    let [outer @ .., inner] = &strided.dims;
+    // SAFETY: the caller guarantees the runs that these dimensions reach.
+    unsafe { nest(outer, *inner, strided.run_bytes, source, target) };
 }
 
 /// Steps through the outer dimensions, the first one slowest, and copies along the inner one.

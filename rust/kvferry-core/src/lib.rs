@@ -7,14 +7,18 @@
 //! which are executed elsewhere, expanded into descriptors, staged or explained.
 //!
 //! ```text
-//! specs ──▶ planning ──▶ moves
+//! specs ──▶ planning ──▶ moves ◀── copies
 //!   └────▶ memory ─────────┘
 //! ```
+//!
+//! [`copies`] makes the same loops for tensors that belong to no engine.
 //!
 //! Nothing here knows a pointer, a thread or Python.
 #![forbid(unsafe_code)]
 
+pub mod copies;
 mod error;
+mod ids;
 pub mod interval;
 pub mod memory;
 pub mod moves;

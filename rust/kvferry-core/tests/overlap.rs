@@ -32,12 +32,13 @@ fn places() -> impl Strategy<Value = Places> {
 }
 
 impl Places {
-    fn lay_out(&self, cache: &mut RankCache, begin: usize) {
-        for (index, tensor) in cache.tensors.iter_mut().enumerate() {
-            tensor.address = self.addresses[(begin + index) % self.addresses.len()];
+    fn lay_out(&self, cache: RankCache, begin: usize) -> RankCache {
+        let mut addresses = self.addresses.iter().cycle().skip(begin);
+        cache.map(|tensor| {
+            tensor.address = *addresses.next().unwrap();
             let rows = tensor.strides.len() - 1;
             tensor.strides[..rows].iter_mut().for_each(|stride| *stride *= self.stretch);
-        }
+        })
     }
 }
 
@@ -79,16 +80,14 @@ proptest! {
         one_process in any::<bool>(),
     ) {
         let plan = plan(&case, rank);
-        let mut target = dense(&plan, Side::Target, plan.made_for().1);
-        target_places.lay_out(&mut target, 0);
+        let target = target_places.lay_out(dense(&plan, Side::Target, plan.made_for().1), 0);
         let mut bound = Vec::new();
         for (index, (source_rank, _)) in plan.rank_pairs().into_iter().enumerate() {
-            let mut source = dense(&plan, Side::Source, source_rank);
-            source_places.lay_out(&mut source, 8 * index);
+            let source = source_places.lay_out(dense(&plan, Side::Source, source_rank), 8 * index);
             bound.push((bind(&plan, &source, &target).unwrap(), source));
         }
         let checked: Vec<BoundSchedule<'_>> =
-            bound.iter().map(|(schedule, source)| BoundSchedule { schedule, source, target: &target }).collect();
+            bound.iter().map(|(schedule, source)| BoundSchedule::new(schedule, source, &target)).collect();
         match check(&checked, one_process) {
             Ok(()) => prop_assert!(!conflicts(&bound, &target, one_process)),
             Err(Error::Overlap(_)) => prop_assert!(conflicts(&bound, &target, one_process)),

@@ -84,14 +84,14 @@ proptest! {
             for (source_rank, _) in plan.rank_pairs() {
                 let source = dense(&plan, Side::Source, source_rank);
                 let schedule = bind(&plan, &source, &target).unwrap();
-                check(&[BoundSchedule { schedule: &schedule, source: &source, target: &target }], false).unwrap();
+                check(&[BoundSchedule::new(&schedule, &source, &target)], false).unwrap();
                 let mut from_fragments = BTreeMap::new();
                 let fragments = fragments(&schedule).unwrap();
                 prop_assert!(fragments.is_sorted());
                 prop_assert_eq!(&written_columns(&schedule), &fragments);
                 for fragment in &fragments {
-                    prop_assert!(fragment.source_offset + fragment.length <= source.extent_bytes(fragment.source_tensor));
-                    prop_assert!(fragment.target_offset + fragment.length <= target.extent_bytes(fragment.target_tensor));
+                    prop_assert!(fragment.source_offset + fragment.length <= source.regions[fragment.source_tensor].extent_bytes);
+                    prop_assert!(fragment.target_offset + fragment.length <= target.regions[fragment.target_tensor].extent_bytes);
                     for byte in 0..fragment.length {
                         let at = (fragment.target_tensor, fragment.target_offset + byte);
                         let from = (fragment.source_tensor, fragment.source_offset + byte);

@@ -89,18 +89,32 @@ pub fn block_lists<'py>(
         return Err(PyValueError::new_err(format!("{field} holds {held} lists for {groups} groups")));
     }
     let ids = |(group, ids): (usize, &Bound<'py, PyAny>)| {
-        IdReader { field: format!("{field}[{group}]"), null: null_of(group)? }.read(ids)
+        IdReader { field: format!("{field}[{group}]"), null: Some(null_of(group)?) }.read(ids)
     };
     lists.iter().enumerate().map(ids).collect()
+}
+
+/// Block ids of a list, tuple, range, or anything that numpy takes for an integer array.
+pub fn block_ids(field: &str, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
+    IdReader { field: field.to_owned(), null: None }.read(value)
+}
+
+/// Threads that may take part; `None` where the caller leaves it open.
+pub fn threads(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>> {
+    match value.map(|value| index("threads", value)).transpose()? {
+        Some(0) => Err(PyValueError::new_err("threads=0 is not positive")),
+        threads => Ok(threads),
+    }
 }
 
 /// Reads one group's block ids.
 struct IdReader<'py> {
     field: String,
-    null: Bound<'py, PyAny>,
+    /// The null block id as the user wrote it, where lists may have one.
+    null: Option<Bound<'py, PyAny>>,
 }
 
-impl IdReader<'_> {
+impl<'py> IdReader<'py> {
     /// The ids of a list, tuple, range, or one-dimensional integer array.
     fn read(&self, value: &Bound<'_, PyAny>) -> PyResult<Vec<i64>> {
         let is_plain = value.is_instance_of::<PyList>()
@@ -155,7 +169,7 @@ impl IdReader<'_> {
                 let ids = plain("uint64")?.cast_into::<PyArray1<u64>>()?;
                 let id = |id: &u64| match i64::try_from(*id) {
                     Ok(id) => Ok(id),
-                    Err(_) if self.null.eq(*id)? => Ok(FAR_NULL_BLOCK),
+                    Err(_) if self.is_null(*id)? => Ok(FAR_NULL_BLOCK),
                     Err(_) => Err(self.too_large(id)),
                 };
                 ids.readonly().as_slice()?.iter().map(id).collect()
@@ -166,15 +180,20 @@ impl IdReader<'_> {
 
     /// The stand-in of a null block is no id of its own.
     fn near_id(&self, id: i64) -> PyResult<i64> {
-        if id == FAR_NULL_BLOCK && !self.null.eq(id)? { Err(self.too_large(id)) } else { Ok(id) }
+        let is_stand_in = id == FAR_NULL_BLOCK && self.null.is_some();
+        if is_stand_in && !self.is_null(id)? { Err(self.too_large(id)) } else { Ok(id) }
     }
 
     /// An id that is no 64-bit integer can only be the null block.
     fn far_id(&self, error: PyErr, id: &Bound<'_, PyAny>) -> PyResult<i64> {
         if id.is_instance_of::<PyInt>() {
-            return if self.null.eq(id)? { Ok(FAR_NULL_BLOCK) } else { Err(self.too_large(shown(id))) };
+            return if self.is_null(id)? { Ok(FAR_NULL_BLOCK) } else { Err(self.too_large(shown(id))) };
         }
         Err(refused(error, id, || self.wrong(&format!("holds {}, which is no block id", shown(id)))))
+    }
+
+    fn is_null(&self, id: impl IntoPyObject<'py>) -> PyResult<bool> {
+        self.null.as_ref().map_or(Ok(false), |null| null.eq(id))
     }
 
     fn too_large(&self, id: impl Display) -> PyErr {

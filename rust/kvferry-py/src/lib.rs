@@ -3,6 +3,7 @@
 
 mod args;
 mod cache;
+mod copies;
 mod descriptors;
 mod dlpack;
 mod engine;
@@ -22,6 +23,11 @@ mod _core {
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use crate::cache::KVCache;
+    #[pymodule_export]
+    use crate::copies::{
+        copy_blocks, copy_kv_blocks, kv_postprocess_blksize_and_layout_on_receive,
+        kv_postprocess_blksize_on_receive, kv_postprocess_layout_on_receive,
+    };
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]

@@ -14,7 +14,7 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyTuple};
 
-use crate::args::natural;
+use crate::args;
 use crate::cache::{End, KVCache};
 use crate::descriptors::Descriptors;
 use crate::errors::OrRaise;
@@ -229,7 +229,7 @@ impl Plan {
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         let _ = stream;
-        let threads = threads.map(|threads| positive("threads", threads)).transpose()?;
+        let threads = args::threads(threads)?;
         // These references keep the memory alive while other threads may change the caller's lists.
         let sources = self.caches(Side::Source, sources)?;
         let targets = self.caches(Side::Target, targets)?;
@@ -335,7 +335,7 @@ fn run(
     let bound: Vec<BoundSchedule<'_>> = schedules
         .iter()
         .zip(ends)
-        .map(|(schedule, (source, target))| BoundSchedule { schedule, source, target })
+        .map(|(schedule, (source, target))| BoundSchedule::new(schedule, source, target))
         .collect();
     overlap::check(&bound, true)?;
     // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive, and
@@ -344,11 +344,4 @@ fn run(
     // any tensor operation.
     unsafe { kvferry_copy::copy(&bound, threads) };
     Ok(())
-}
-
-fn positive(field: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
-    match natural(field, value)? {
-        0 => Err(PyValueError::new_err(format!("{field}=0 is not positive"))),
-        number => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
-    }
 }

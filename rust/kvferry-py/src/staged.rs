@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use kvferry_core::Error;
 use kvferry_core::memory::cache::RankCache;
+use kvferry_core::memory::region::Region;
 use kvferry_core::memory::tensor::{RawTensor, Tensor};
 use kvferry_core::moves::overlap::{self, BoundSchedule};
-use kvferry_core::moves::staging::{self, StagedRun, scratch_cache};
+use kvferry_core::moves::staging::{self, StagedRun};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
@@ -89,14 +90,15 @@ impl Staged {
         }
         let target = Arc::clone(&target.get().inner);
         self.check_target(&target)?;
-        let source = scratch_cache(
-            Arc::clone(&target.engine),
-            target.rank,
-            buffer.address,
-            scratch_bytes,
-            buffer.device,
-        );
-        let bound = BoundSchedule { schedule: &self.inner.finish, source: &source, target: &target };
+        let source = [Region {
+            name: "scratch".to_owned(),
+            address: buffer.address,
+            extent_bytes: scratch_bytes,
+            block_stride: scratch_bytes,
+            device: buffer.device,
+            writable: buffer.writable,
+        }];
+        let bound = BoundSchedule { schedule: &self.inner.finish, source: &source, target: &target.regions };
         py.detach(|| {
             overlap::check(&[bound], true)?;
             // SAFETY: `source` describes the buffer that `_owner` keeps alive, `target` a `KVCache` that
@@ -125,15 +127,7 @@ impl Staged {
                 self.target.rank, self.target.engine.id
             ))));
         }
-        for copy in &self.inner.finish.loops {
-            if !target.tensors[copy.target_tensor].writable {
-                return Err(to_py(Error::Layout(format!(
-                    "tensor {:?} of rank {} is read-only, it cannot be a target; pass a writable one",
-                    target.slots[copy.target_tensor].name, target.rank
-                ))));
-            }
-        }
-        Ok(())
+        self.inner.finish.check_writable(&target.regions).or_raise()
     }
 }
 

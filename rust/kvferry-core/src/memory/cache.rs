@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Result, fail};
+use crate::memory::region::Region;
 use crate::memory::tensor::{RawTensor, Tensor};
 use crate::specs::engine::Engine;
 use crate::specs::layout::Axis;
@@ -21,6 +22,8 @@ pub struct RankCache {
     pub slots: Vec<TensorSlot>,
     /// The tensors, in slot order.
     pub tensors: Vec<Tensor>,
+    /// The tensors' memory, in slot order.
+    pub regions: Vec<Region>,
 }
 
 impl RankCache {
@@ -46,7 +49,7 @@ impl RankCache {
             Tensor::register(slot, raw, axes)
         };
         let tensors = slots.iter().zip(tensors).map(register).collect::<Result<Vec<_>>>()?;
-        Ok(Self { engine, rank, slots, tensors })
+        Ok(Self::of(engine, rank, slots, tensors))
     }
 
     /// Tensors without padding, with so many blocks a group.
@@ -60,12 +63,27 @@ impl RankCache {
             }
         };
         let tensors = slots.iter().map(dense).collect::<Result<Vec<_>>>()?;
-        Ok(Self { engine, rank, slots, tensors })
+        Ok(Self::of(engine, rank, slots, tensors))
     }
 
-    /// Bytes from a tensor's first to one past its last.
-    pub fn extent_bytes(&self, tensor: usize) -> u64 {
-        self.tensors[tensor].extent_bytes(self.slots[tensor].item_bytes)
+    fn of(engine: Arc<Engine>, rank: usize, slots: Vec<TensorSlot>, tensors: Vec<Tensor>) -> Self {
+        let region = |(slot, tensor): (&TensorSlot, &Tensor)| Region {
+            name: format!("tensor {:?} of rank {rank}", slot.name),
+            address: tensor.address,
+            extent_bytes: tensor.extent_bytes(slot.item_bytes),
+            block_stride: tensor.stride(slot, Axis::Block),
+            device: tensor.device,
+            writable: tensor.writable,
+        };
+        let regions = slots.iter().zip(&tensors).map(region).collect();
+        Self { engine, rank, slots, tensors, regions }
+    }
+
+    /// The same with its tensors changed, which must still fit their slots.
+    #[must_use]
+    pub fn map(mut self, change: impl FnMut(&mut Tensor)) -> Self {
+        self.tensors.iter_mut().for_each(change);
+        Self::of(self.engine, self.rank, self.slots, self.tensors)
     }
 
     /// Blocks that a tensor holds.

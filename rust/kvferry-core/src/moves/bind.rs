@@ -35,8 +35,9 @@ pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Sched
             }
         }
     }
-    check_writable(&loops, target)?;
-    Ok(Schedule { loops: fold(loops), table: binder.table })
+    let schedule = Schedule { loops: fold(loops), table: binder.table };
+    schedule.check_writable(&target.regions)?;
+    Ok(schedule)
 }
 
 /// Binds one rank pair and checks what it writes: against what all pairs of the plan write to the same
@@ -48,8 +49,8 @@ pub fn bind_checked(
     one_process: bool,
 ) -> Result<Schedule> {
     let schedule = bind(plan, source, target)?;
-    overlap::check(&[BoundSchedule { schedule: &schedule, source, target }], one_process)?;
-    if overlap::shares_memory(target) {
+    overlap::check(&[BoundSchedule::new(&schedule, source, target)], one_process)?;
+    if overlap::shares_memory(&target.regions) {
         check_other_pairs(plan, source.rank, &schedule, target)?;
     }
     Ok(schedule)
@@ -66,8 +67,8 @@ fn check_other_pairs(plan: &Plan, source_rank: usize, schedule: &Schedule, targe
             others.push((bind(plan, &dense, target)?, dense));
         }
     }
-    let bound = others.iter().map(|(schedule, source)| BoundSchedule { schedule, source, target });
-    let this = others.first().map(|(_, source)| BoundSchedule { schedule, source, target });
+    let bound = others.iter().map(|(schedule, source)| BoundSchedule::new(schedule, source, target));
+    let this = others.first().map(|(_, source)| BoundSchedule::new(schedule, source, target));
     overlap::check(&bound.chain(this).collect::<Vec<_>>(), false)
 }
 
@@ -80,20 +81,6 @@ fn check_side(plan: &Plan, side: Side, cache: &RankCache) -> Result<()> {
             "the {side} tensors are those of an engine {:?} that differs from the route's {side} {:?}",
             cache.engine.id,
             engine.id
-        );
-    }
-    Ok(())
-}
-
-/// What is written must be writable.
-fn check_writable(loops: &[CopyLoop], target: &RankCache) -> Result<()> {
-    let is_read_only = |copy: &&CopyLoop| !target.tensors[copy.target_tensor].writable;
-    if let Some(copy) = loops.iter().find(is_read_only) {
-        fail!(
-            Layout,
-            "tensor {:?} of rank {} is read-only, it cannot be a target; pass a writable one",
-            target.slots[copy.target_tensor].name,
-            target.rank
         );
     }
     Ok(())

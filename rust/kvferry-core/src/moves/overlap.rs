@@ -5,29 +5,46 @@
 //! where blocks interleave.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ptr;
 
 use crate::error::{Result, fail};
 use crate::interval::Interval;
 use crate::memory::cache::RankCache;
+use crate::memory::region::Region;
 use crate::moves::expand::{MAX_RUNS, try_push};
 use crate::moves::schedule::Schedule;
 use crate::moves::strided::{Dim, Strided, each_step};
 use crate::side::Side;
-use crate::specs::layout::Axis;
 
-/// A schedule with the tensors that it was bound to.
+/// A schedule with the memory that it was bound to.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundSchedule<'a> {
     /// What is moved.
     pub schedule: &'a Schedule,
-    /// Where from.
-    pub source: &'a RankCache,
-    /// Where to.
-    pub target: &'a RankCache,
+    /// Where from: the source tensors' memory.
+    pub source: &'a [Region],
+    /// Where to: the target tensors' memory.
+    pub target: &'a [Region],
 }
 
-/// A tensor at one end of some schedules: side, rank, tensor index.
+impl<'a> BoundSchedule<'a> {
+    /// A schedule that was bound to the tensors of two ranks.
+    pub fn new(schedule: &'a Schedule, source: &'a RankCache, target: &'a RankCache) -> Self {
+        Self { schedule, source: &source.regions, target: &target.regions }
+    }
+
+    fn regions(&self, side: Side) -> &'a [Region] {
+        side.of(self.source, self.target)
+    }
+}
+
+/// A tensor at one end of some schedules: side, the first of the schedules that has it, tensor index.
 type Owner = (Side, usize, usize);
+
+/// The first schedule with the same tensors on that side.
+fn first_with(bound: &[BoundSchedule<'_>], side: Side, regions: &[Region]) -> usize {
+    bound.iter().position(|other| ptr::eq(other.regions(side), regions)).unwrap_or(bound.len())
+}
 
 /// Memory that an owner touches.
 #[derive(Clone, Copy, Debug)]
@@ -69,31 +86,25 @@ pub fn check(bound: &[BoundSchedule<'_>], one_process: bool) -> Result<()> {
     )
 }
 
-/// Whether any two tensors of a cache lie in the same memory.
-pub fn shares_memory(cache: &RankCache) -> bool {
-    let mut regions: Vec<Interval> = (0..cache.tensors.len())
-        .map(|tensor| {
-            let address = cache.tensors[tensor].address;
-            Interval::new(address, address + cache.extent_bytes(tensor))
-        })
-        .collect();
-    regions.sort_unstable();
-    regions.windows(2).any(|pair| pair[0].end > pair[1].begin)
+/// Whether any two tensors lie in the same memory.
+pub fn shares_memory(regions: &[Region]) -> bool {
+    let mut sorted: Vec<Interval> = regions.iter().map(Region::bytes).collect();
+    sorted.sort_unstable();
+    sorted.windows(2).any(|pair| pair[0].end > pair[1].begin)
 }
 
 /// Owners whose memory touches that of another, with a write on at least one side.
 fn sharing_memory(bound: &[BoundSchedule<'_>], one_process: bool) -> BTreeSet<Owner> {
     let mut regions: BTreeMap<Owner, (i32, i32, Interval)> = BTreeMap::new();
     for BoundSchedule { schedule, source, target } in bound {
+        let first = [Side::Source, Side::Target].map(|side| first_with(bound, side, side.of(source, target)));
         for copy in &schedule.loops {
-            let mut add = |side: Side, cache: &RankCache, tensor: usize| {
-                let Some(registered) = cache.tensors.get(tensor) else { return };
-                let bytes =
-                    Interval::new(registered.address, registered.address + cache.extent_bytes(tensor));
-                let device = registered.device;
+            let mut add = |side: Side, end: &[Region], tensor: usize| {
+                let device = end[tensor].device;
                 // Pinned host memory is addressed like any other host memory.
                 let (kind, index) = if device.is_host() { (1, 0) } else { (device.kind, device.index) };
-                regions.insert((side, cache.rank, tensor), (kind, index, bytes));
+                let owner = (side, side.of(first[0], first[1]), tensor);
+                regions.insert(owner, (kind, index, end[tensor].bytes()));
             };
             add(Side::Target, target, copy.target_tensor);
             if one_process {
@@ -131,19 +142,19 @@ fn close(cluster: &mut Vec<Owner>, sharing: &mut BTreeSet<Owner>) {
 fn spans(bound: &[BoundSchedule<'_>], owners: &BTreeSet<Owner>, grain: Grain) -> Result<Vec<Span>> {
     let mut spans = Vec::new();
     for BoundSchedule { schedule, source, target } in bound {
+        let first = [Side::Source, Side::Target].map(|side| first_with(bound, side, side.of(source, target)));
         for copy in &schedule.loops {
             let ends = [
                 (Side::Target, *target, copy.target_tensor, copy.target_offset, &schedule.table.target),
                 (Side::Source, *source, copy.source_tensor, copy.source_offset, &schedule.table.source),
             ];
-            for (side, cache, tensor, offset, table) in ends {
-                let owner = (side, cache.rank, tensor);
+            for (side, end, tensor, offset, table) in ends {
+                let owner = (side, side.of(first[0], first[1]), tensor);
                 if !owners.contains(&owner) {
                     continue;
                 }
-                let block_bytes = cache.tensors[tensor].stride(&cache.slots[tensor], Axis::Block);
-                let (outer, hull_bytes) = hull(&copy.strided, side, grain, block_bytes);
-                let start = cache.tensors[tensor].address + offset;
+                let (outer, hull_bytes) = hull(&copy.strided, side, grain, end[tensor].block_stride);
+                let start = end[tensor].address + offset;
                 for entry in &table[copy.entries.clone()] {
                     let mut pushed = Ok(());
                     each_step(&outer, start + entry, start + entry, &mut |source, target| {
@@ -171,9 +182,9 @@ fn spans(bound: &[BoundSchedule<'_>], owners: &BTreeSet<Owner>, grain: Grain) ->
 }
 
 /// The dimensions to step along, and the bytes that each step is taken to touch.
-fn hull(strided: &Strided, side: Side, grain: Grain, block_bytes: u64) -> (Vec<Dim>, u64) {
+fn hull(strided: &Strided, side: Side, grain: Grain, block_stride: u64) -> (Vec<Dim>, u64) {
     let stride = |dim: &Dim| if side == Side::Source { dim.source_stride } else { dim.target_stride };
-    let steps = |dim: &&Dim| grain == Grain::Run || stride(dim) >= block_bytes;
+    let steps = |dim: &&Dim| grain == Grain::Run || stride(dim) >= block_stride;
     let (outer, inner): (Vec<&Dim>, Vec<&Dim>) = strided.looping().iter().partition(steps);
     let inside: u64 = inner.iter().map(|dim| (dim.count - 1) * stride(dim)).sum();
     (outer.into_iter().copied().collect(), inside + strided.run_bytes)
@@ -198,13 +209,7 @@ fn conflict(sorted: &[Span]) -> Option<(Span, Span)> {
     None
 }
 
-fn describe(bound: &[BoundSchedule<'_>], (side, rank, tensor): Owner) -> String {
-    let (verb, cache_at): (_, for<'a> fn(&BoundSchedule<'a>) -> &'a RankCache) = match side {
-        Side::Source => ("read", |bound| bound.source),
-        Side::Target => ("written", |bound| bound.target),
-    };
-    let caches = bound.iter().map(cache_at);
-    let name =
-        caches.filter(|cache| cache.rank == rank).map(|cache| cache.slots[tensor].name.as_str()).next();
-    format!("{verb} through {side} tensor {:?} of rank {rank}", name.unwrap_or_default())
+fn describe(bound: &[BoundSchedule<'_>], (side, first, tensor): Owner) -> String {
+    let verb = side.of("read", "written");
+    format!("{verb} through {side} {}", bound[first].regions(side)[tensor].name)
 }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use crate::error::{Result, fail};
+use crate::memory::region::Region;
 use crate::moves::strided::{Dim, Strided};
 
 /// Everything that one rank pair of a plan moves.
@@ -20,6 +21,17 @@ impl Schedule {
     pub fn num_bytes(&self) -> u64 {
         let bytes = |copy: &CopyLoop| copy.strided.num_bytes() * copy.entries.len() as u64;
         self.loops.iter().map(bytes).sum()
+    }
+
+    /// Refuses to write what is read-only; `target` is the memory of the target tensors.
+    pub fn check_writable(&self, target: &[Region]) -> Result<()> {
+        let written = self.loops.iter().map(|copy| &target[copy.target_tensor]);
+        match written.into_iter().find(|region| !region.writable) {
+            Some(Region { name, .. }) => {
+                fail!(Layout, "{name} is read-only, it cannot be a target; pass a writable one")
+            }
+            None => Ok(()),
+        }
     }
 
     /// Refuses a schedule that expands to more than `most` runs.

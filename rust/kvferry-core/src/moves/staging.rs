@@ -3,17 +3,10 @@
 //! A transport pays for each descriptor about what it pays for tens of kilobytes. Where fragments are
 //! small, it is cheaper to move what lies between them as well, and to sort it out on the target.
 
-use std::sync::Arc;
-
 use crate::error::{Result, fail};
-use crate::memory::cache::RankCache;
-use crate::memory::tensor::{Device, Tensor};
 use crate::moves::expand::{MAX_RUNS, try_push};
 use crate::moves::schedule::{BlockTable, CopyLoop, Schedule};
 use crate::moves::strided::{Dim, Strided, each_step};
-use crate::specs::engine::Engine;
-use crate::specs::layout::Layout;
-use crate::specs::slot::TensorSlot;
 
 /// Bytes between two pieces of the source up to which both are moved as one run. A descriptor takes
 /// some 5 µs on a wire that moves 10 GB/s, as much as 50 KB; a page is an order of magnitude cheaper
@@ -155,25 +148,4 @@ fn finish(schedule: &Schedule, hulls: &[Hull], runs: &[StagedRun]) -> Result<Sch
         pushed?;
     }
     Ok(finish)
-}
-
-/// A scratch buffer as the one tensor of a rank that nothing else is known of.
-pub fn scratch_cache(
-    engine: Arc<Engine>,
-    rank: usize,
-    address: u64,
-    bytes: u64,
-    device: Device,
-) -> RankCache {
-    let slot = TensorSlot {
-        name: "scratch".to_owned(),
-        group: 0,
-        layers: Vec::new(),
-        planes: Vec::new(),
-        layout: Layout::state(0),
-        sizes: vec![bytes],
-        item_bytes: 1,
-    };
-    let tensor = Tensor { address, sizes: vec![bytes], strides: vec![1], device, writable: true };
-    RankCache { engine, rank, slots: vec![slot], tensors: vec![tensor] }
 }

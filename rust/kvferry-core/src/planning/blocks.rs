@@ -1,6 +1,7 @@
 //! Blocks by token position: what is due, and which stretches of which blocks hold it.
 
 use crate::error::{Result, fail};
+use crate::ids::repeated;
 use crate::interval::Interval;
 use crate::specs::engine::{Engine, ShardedGroup};
 use crate::specs::model::GroupKind;
@@ -248,7 +249,7 @@ pub fn check_distinct(target: &BlockList<'_>, due: Interval) -> Result<()> {
         return target.too_few(due);
     };
     let blocks: Vec<u64> = ids.iter().filter_map(|id| target.block(*id)).collect();
-    if let Some(twice) = repeated(blocks) {
+    if let Some(twice) = repeated(&blocks) {
         fail!(
             Overlap,
             "block id {twice} of group {} of engine {:?} is the target of two due positions",
@@ -257,22 +258,4 @@ pub fn check_distinct(target: &BlockList<'_>, due: Interval) -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// A block that occurs twice. Ids are mostly dense, so that marking them is cheaper than sorting.
-fn repeated(mut blocks: Vec<u64>) -> Option<u64> {
-    let highest = blocks.iter().copied().max()?;
-    let words = usize::try_from(highest / 64).ok().filter(|words| *words <= blocks.len());
-    let Some(words) = words else {
-        blocks.sort_unstable();
-        return blocks.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0]);
-    };
-    let mut marks = vec![0_u64; words + 1];
-    blocks.into_iter().find(|block| {
-        let word = usize::try_from(block / 64).unwrap_or(words); // at most `words`, as the highest is
-        let bit = 1 << (block % 64);
-        let is_marked = marks[word] & bit != 0;
-        marks[word] |= bit;
-        is_marked
-    })
 }

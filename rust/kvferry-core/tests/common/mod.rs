@@ -99,9 +99,7 @@ pub fn blocks(half: &Half, side: Side, case: &Case) -> RequestBlocks {
 /// Tensors without padding, each in memory of its own.
 pub fn dense(plan: &Plan, side: Side, rank: usize) -> RankCache {
     let engine = Arc::clone(plan.route().engine(side));
-    let mut cache = RankCache::dense(engine, rank, |group| plan.block_count(side, group)).unwrap();
-    for (tensor, address) in cache.tensors.iter_mut().zip((1_u64..).map(|index| index << 32)) {
-        tensor.address = address;
-    }
-    cache
+    let cache = RankCache::dense(engine, rank, |group| plan.block_count(side, group)).unwrap();
+    let mut addresses = (1_u64..).map(|index| index << 32);
+    cache.map(|tensor| tensor.address = addresses.next().unwrap())
 }

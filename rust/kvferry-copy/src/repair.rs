@@ -1,0 +1,149 @@
+//! In-place transpositions: through a scratch buffer that stays in cache, or item by item.
+
+use kvferry_core::copies::repair::{Repair, SCRATCH_BYTES, Transposition};
+use kvferry_core::moves::strided::Strided;
+
+use crate::kernel;
+use crate::threads;
+
+/// Repairs every row. Threads as in [`crate::copy`].
+///
+/// # Panics
+///
+/// If a row reaches outside its tensor, before anything is written. [`Repair::new`] rules that out.
+///
+/// # Safety
+///
+/// Until this returns, the repair's region must be host memory that is valid for reads, and for writes by
+/// this call alone.
+pub unsafe fn repair(repair: &Repair, threads: Option<usize>) {
+    let transposition = &repair.transposition;
+    if transposition.is_identity() {
+        return;
+    }
+    let row_bytes = check_inside(repair);
+    let parts = threads::count(row_bytes.saturating_mul(repair.rows.len() as u64), threads);
+    let rows_per_part = repair.rows.len().div_ceil(parts).max(1);
+    let parts: Vec<&[u64]> = repair.rows.chunks(rows_per_part).collect();
+    threads::run(&parts, |rows| {
+        // SAFETY: the caller guarantees the memory, in which each row lies (`check_inside`); rows are
+        // distinct, so that no two threads touch one byte.
+        unsafe { repair_rows(repair, rows) };
+    });
+}
+
+/// Refuses rows that reach past their tensor; the bytes of a row.
+fn check_inside(repair: &Repair) -> u64 {
+    let Transposition { outer, inner, item, element_bytes } = repair.transposition;
+    let steps = [outer, inner, item[0], item[1], repair.matrices[0], repair.matrices[1]];
+    let span = steps.iter().try_fold(element_bytes, |bytes, step| {
+        (step.count - 1).checked_mul(step.stride).and_then(|reach| bytes.checked_add(reach))
+    });
+    let furthest = repair.rows.iter().max().copied().unwrap_or(0);
+    let end = span.and_then(|span| furthest.checked_add(span));
+    let extent_bytes = repair.region.extent_bytes;
+    assert!(
+        repair.rows.is_empty() || end.is_some_and(|end| end <= extent_bytes),
+        "a row ends at {end:?}, past a tensor of {extent_bytes} bytes"
+    );
+    steps.iter().map(|step| step.count).product::<u64>() * element_bytes
+}
+
+/// # Safety
+///
+/// As for [`repair`], for these rows.
+unsafe fn repair_rows(repair: &Repair, rows: &[u64]) {
+    let transposition = &repair.transposition;
+    let [planes, parts] = repair.matrices;
+    let matrix_bytes = transposition.items() * transposition.item_bytes();
+    let mut matrix = Matrix::new(transposition, matrix_bytes);
+    for row in rows {
+        for plane in 0..planes.count {
+            for part in 0..parts.count {
+                let address = repair.region.address + row + plane * planes.stride + part * parts.stride;
+                // SAFETY: the caller guarantees the row, of which this is a part.
+                unsafe { matrix.transpose_at(address) };
+            }
+        }
+    }
+}
+
+/// What one thread needs to transpose matrices of one kind.
+struct Matrix<'a> {
+    transposition: &'a Transposition,
+    /// Out of memory, in the order of places, and back into it.
+    ways: (Strided, Strided),
+    /// A matrix, or an item where a matrix does not fit.
+    scratch: Vec<u8>,
+    /// Of items that are moved one by one: which have been.
+    moved: Option<Vec<u64>>,
+}
+
+impl<'a> Matrix<'a> {
+    fn new(transposition: &'a Transposition, matrix_bytes: u64) -> Self {
+        let is_whole = matrix_bytes <= SCRATCH_BYTES;
+        let (ways, scratch_bytes) = if is_whole {
+            ((transposition.gather(), transposition.scatter()), matrix_bytes)
+        } else {
+            (transposition.item_and_back(), transposition.item_bytes())
+        };
+        let words = transposition.items().div_ceil(64);
+        Self {
+            transposition,
+            ways,
+            scratch: vec![0; as_size(scratch_bytes)],
+            moved: (!is_whole).then(|| vec![0; as_size(words)]),
+        }
+    }
+
+    /// # Safety
+    ///
+    /// The matrix at `address` must be valid for reads, and for writes by this call alone.
+    unsafe fn transpose_at(&mut self, address: u64) {
+        let scratch = self.scratch.as_mut_ptr().expose_provenance() as u64;
+        let (out, back) = &self.ways;
+        let Some(moved) = &mut self.moved else {
+            // SAFETY: `out` reads the matrix and fills scratch, which has its size; `back` does the reverse.
+            unsafe {
+                kernel::copy(out, address, scratch);
+                kernel::copy(back, scratch, address);
+            }
+            return;
+        };
+        moved.fill(0);
+        let item = self.transposition.item();
+        let at = |place: u64| address + self.transposition.offset(place);
+        for first in 0..self.transposition.items() {
+            let mut place = first;
+            let mut origin = self.transposition.origin(place);
+            if is_marked(moved, first) || origin == first {
+                continue;
+            }
+            // SAFETY: every place is one of the matrix, and scratch has an item's size. Two places of a
+            // matrix do not overlap, as its tensor's elements do not.
+            unsafe {
+                kernel::copy(out, at(first), scratch);
+                while origin != first {
+                    kernel::copy(&item, at(origin), at(place));
+                    mark(moved, origin);
+                    place = origin;
+                    origin = self.transposition.origin(place);
+                }
+                kernel::copy(back, scratch, at(place));
+            }
+        }
+    }
+}
+
+fn is_marked(marks: &[u64], index: u64) -> bool {
+    marks[as_size(index / 64)] & (1 << (index % 64)) != 0
+}
+
+fn mark(marks: &mut [u64], index: u64) {
+    marks[as_size(index / 64)] |= 1 << (index % 64);
+}
+
+/// A number that counts parts of memory that exists.
+fn as_size(number: u64) -> usize {
+    usize::try_from(number).expect("no more than there are bytes of memory")
+}
