@@ -15,11 +15,13 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod groups;
 pub mod interval;
 pub mod memory;
 pub mod moves;
 pub mod planning;
 pub mod side;
 pub mod specs;
+pub mod topology;
 
 pub use error::{Error, Result};
