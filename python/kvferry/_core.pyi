@@ -1,7 +1,7 @@
 """The compiled part of kvferry; import its names from `kvferry`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, final
+from typing import Any, Protocol, SupportsIndex, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from kvferry.plan import Explanation
 from kvferry.specs import EngineSpec, Group, ModelSpec
 
 __all__ = [
+    "EXCLUDED_ENGINE_GROUP",
     "Descriptors",
     "Engine",
     "KVCache",
@@ -24,13 +25,54 @@ __all__ = [
     "canonical_layout",
     "check_group",
     "check_model",
+    "engine_group_ids_per_view",
+    "engine_group_layer_indices",
+    "expand_engine_block_ids",
+    "get_engine_group_indices",
+    "num_engine_group_infos",
+    "num_engine_groups",
+    "slice_block_ids_per_group",
 ]
 
 __version__: str
+EXCLUDED_ENGINE_GROUP: int
+
+# Integers, or an array of them: numpy's, one that speaks DLPack, a buffer.
+_GroupIds: TypeAlias = Sequence[int] | Any
+
+class _EngineGroup(Protocol):
+    @property
+    def engine_group_id(self) -> int: ...
+    @property
+    def layer_indices(self) -> Sequence[int]: ...
 
 def canonical_layout(text: str) -> str: ...
 def check_group(group: Group) -> None: ...
 def check_model(model: ModelSpec) -> None: ...
+def num_engine_groups(groups: Sequence[_EngineGroup]) -> int: ...
+def num_engine_group_infos(groups: Sequence[_EngineGroup]) -> int: ...
+def engine_group_ids_per_view(groups: Sequence[_EngineGroup]) -> tuple[int, ...]: ...
+def engine_group_layer_indices(groups: Sequence[_EngineGroup]) -> list[list[int]]: ...
+def expand_engine_block_ids(
+    groups: Sequence[_EngineGroup],
+    engine_side_block_ids: Sequence[_GroupIds] | _GroupIds,
+    *,
+    strict: bool = False,
+) -> list[Any]: ...
+def slice_block_ids_per_group(
+    allocated_block_ids: Mapping[int, _GroupIds],
+    group_tokens_per_block: Sequence[SupportsIndex],
+    start_token_idx: SupportsIndex,
+    end_token_idx: SupportsIndex,
+    *,
+    strict: bool = False,
+) -> list[Any]: ...
+def get_engine_group_indices(
+    groups: Sequence[_EngineGroup],
+    num_registered_layers: SupportsIndex,
+    *,
+    strict: bool = False,
+) -> list[int] | None: ...
 
 @final
 class Engine:
@@ -109,8 +151,7 @@ class Plan:
     @property
     def source_ranks(self) -> tuple[int, ...]: ...
     @property
-    def target_ranks(self) -> tuple[int, ...]: ...
-    @property
+        @property
     def notify_only(self) -> tuple[int, ...]: ...
     @property
     def num_bytes(self) -> int: ...
