@@ -22,16 +22,22 @@ __all__ = [
     "StagedDescriptors",
     "TensorSlot",
     "__version__",
+    "block_size_ratio",
     "canonical_layout",
     "check_group",
+    "check_local",
     "check_model",
     "engine_group_ids_per_view",
     "engine_group_layer_indices",
     "expand_engine_block_ids",
     "get_engine_group_indices",
+    "heads_per_rank",
     "num_engine_group_infos",
     "num_engine_groups",
+    "replicates_heads",
     "slice_block_ids_per_group",
+    "target_ranks",
+    "tp_ratio",
 ]
 
 __version__: str
@@ -73,6 +79,19 @@ def get_engine_group_indices(
     *,
     strict: bool = False,
 ) -> list[int] | None: ...
+def check_local(
+    tp_rank: SupportsIndex,
+    tp_size: SupportsIndex,
+    block_size: SupportsIndex,
+    total_num_kv_heads: SupportsIndex,
+) -> None: ...
+def tp_ratio(local_tp_size: SupportsIndex, remote_tp_size: SupportsIndex) -> int: ...
+def target_ranks(
+    tp_rank: SupportsIndex, tp_size: SupportsIndex, remote_tp_size: SupportsIndex
+) -> list[int]: ...
+def heads_per_rank(num_kv_heads: SupportsIndex, tp_size: SupportsIndex) -> int: ...
+def replicates_heads(num_kv_heads: SupportsIndex, tp_size: SupportsIndex) -> bool: ...
+def block_size_ratio(local_block_size: SupportsIndex, remote_block_size: SupportsIndex) -> int: ...
 
 @final
 class Engine:
@@ -151,7 +170,8 @@ class Plan:
     @property
     def source_ranks(self) -> tuple[int, ...]: ...
     @property
-        @property
+    def target_ranks(self) -> tuple[int, ...]: ...
+    @property
     def notify_only(self) -> tuple[int, ...]: ...
     @property
     def num_bytes(self) -> int: ...

@@ -14,6 +14,7 @@ mod loops;
 mod plan;
 mod route;
 mod staged;
+mod topology;
 
 /// The compiled part of kvferry; import its names from `kvferry`.
 #[pyo3::pymodule(gil_used = false)]
@@ -44,4 +45,8 @@ mod _core {
     use crate::route::Route;
     #[pymodule_export]
     use crate::staged::{Staged, StagedDescriptors};
+    #[pymodule_export]
+    use crate::topology::{
+        block_size_ratio, check_local, heads_per_rank, replicates_heads, target_ranks, tp_ratio,
+    };
 }
