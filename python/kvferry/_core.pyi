@@ -1,7 +1,7 @@
 """The compiled part of kvferry; import its names from `kvferry`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, SupportsIndex, final
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from kvferry.specs import EngineSpec, Group, ModelSpec
 
 __all__ = [
     "Descriptors",
+    "EXCLUDED_ENGINE_GROUP",
     "Engine",
     "KVCache",
     "Loops",
@@ -21,17 +22,40 @@ __all__ = [
     "StagedDescriptors",
     "TensorSlot",
     "__version__",
+    "block_size_ratio",
     "canonical_layout",
     "check_group",
+    "check_local",
     "check_model",
     "copy_blocks",
     "copy_kv_blocks",
+    "engine_group_ids_per_view",
+    "engine_group_layer_indices",
+    "expand_engine_block_ids",
+    "get_engine_group_indices",
+    "heads_per_rank",
     "kv_postprocess_blksize_and_layout_on_receive",
     "kv_postprocess_blksize_on_receive",
     "kv_postprocess_layout_on_receive",
+    "num_engine_group_infos",
+    "num_engine_groups",
+    "replicates_heads",
+    "slice_block_ids_per_group",
+    "target_ranks",
+    "tp_ratio",
 ]
 
 __version__: str
+EXCLUDED_ENGINE_GROUP: int
+
+# Integers, or an array of them: numpy's, one that speaks DLPack, a buffer.
+_GroupIds: TypeAlias = Sequence[int] | Any
+
+class _EngineGroup(Protocol):
+    @property
+    def engine_group_id(self) -> int: ...
+    @property
+    def layer_indices(self) -> Sequence[int]: ...
 
 def canonical_layout(text: str) -> str: ...
 def check_group(group: Group) -> None: ...
@@ -77,6 +101,43 @@ def kv_postprocess_blksize_and_layout_on_receive(
     stream: int | None = None,
     threads: int | None = None,
 ) -> None: ...
+def num_engine_groups(groups: Sequence[_EngineGroup]) -> int: ...
+def num_engine_group_infos(groups: Sequence[_EngineGroup]) -> int: ...
+def engine_group_ids_per_view(groups: Sequence[_EngineGroup]) -> tuple[int, ...]: ...
+def engine_group_layer_indices(groups: Sequence[_EngineGroup]) -> list[list[int]]: ...
+def expand_engine_block_ids(
+    groups: Sequence[_EngineGroup],
+    engine_side_block_ids: Sequence[_GroupIds] | _GroupIds,
+    *,
+    strict: bool = False,
+) -> list[Any]: ...
+def slice_block_ids_per_group(
+    allocated_block_ids: Mapping[int, _GroupIds],
+    group_tokens_per_block: Sequence[SupportsIndex],
+    start_token_idx: SupportsIndex,
+    end_token_idx: SupportsIndex,
+    *,
+    strict: bool = False,
+) -> list[Any]: ...
+def get_engine_group_indices(
+    groups: Sequence[_EngineGroup],
+    num_registered_layers: SupportsIndex,
+    *,
+    strict: bool = False,
+) -> list[int] | None: ...
+def check_local(
+    tp_rank: SupportsIndex,
+    tp_size: SupportsIndex,
+    block_size: SupportsIndex,
+    total_num_kv_heads: SupportsIndex,
+) -> None: ...
+def tp_ratio(local_tp_size: SupportsIndex, remote_tp_size: SupportsIndex) -> int: ...
+def target_ranks(
+    tp_rank: SupportsIndex, tp_size: SupportsIndex, remote_tp_size: SupportsIndex
+) -> list[int]: ...
+def heads_per_rank(num_kv_heads: SupportsIndex, tp_size: SupportsIndex) -> int: ...
+def replicates_heads(num_kv_heads: SupportsIndex, tp_size: SupportsIndex) -> bool: ...
+def block_size_ratio(local_block_size: SupportsIndex, remote_block_size: SupportsIndex) -> int: ...
 
 @final
 class Engine:

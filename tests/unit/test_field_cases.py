@@ -17,6 +17,7 @@ from engines import (
 from kvferry import AttentionGroup, KVCache, ModelSpec, Route
 from kvferry.copy import copy_blocks, copy_kv_blocks
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
+from kvferry.groups import slice_block_ids_per_group
 
 
 @pytest.mark.parametrize(
@@ -338,6 +339,19 @@ def test_fragments_never_reach_into_the_next_tensor(layout):
     assert descriptors.min_bytes == descriptors.mean_bytes == tensor_bytes
     plan.copy(*caches)
     np.testing.assert_array_equal(written, read)
+
+
+def test_each_group_is_sliced_by_its_own_tokens_per_block():
+    held = {0: list(range(4)), 1: list(range(100, 164)), 2: list(range(200, 232))}
+    sliced = slice_block_ids_per_group(held, [64, 4, 8], 0, 256, strict=True)
+    assert [len(ids) for ids in sliced] == [4, 64, 32]
+    assert sliced == list(held.values())
+
+
+def test_a_range_that_the_ids_of_a_group_do_not_cover_is_refused_where_asked():
+    assert slice_block_ids_per_group({0: [7, 9]}, [512], 0, 4096) == [[7, 9]]
+    with pytest.raises(BlockRangeError, match=r"group 0 needs 8 .* held 2"):
+        slice_block_ids_per_group({0: [7, 9]}, [512], 0, 4096, strict=True)
 
 
 def test_too_few_ids_name_what_is_needed_and_held():

@@ -20,6 +20,9 @@ pub enum Error {
     /// Two engines can never exchange caches.
     #[error("{0}")]
     Incompatible(String),
+    /// TP ranks or sizes, or block sizes, that cannot be paired by a ratio.
+    #[error("{0}")]
+    Topology(String),
     /// The memory that a result needs is not to be had.
     #[error("{0}")]
     Memory(String),

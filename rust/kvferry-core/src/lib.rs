@@ -18,6 +18,7 @@
 
 pub mod copies;
 mod error;
+pub mod groups;
 mod ids;
 pub mod interval;
 pub mod memory;
@@ -25,5 +26,6 @@ pub mod moves;
 pub mod planning;
 pub mod side;
 pub mod specs;
+pub mod topology;
 
 pub use error::{Error, Result};

@@ -13,7 +13,7 @@ use pyo3::types::{PyInt, PyList, PyRange, PyTuple};
 use crate::errors::to_py;
 
 /// Bound on the ids of one list, so that none can exhaust memory: 2 GiB of them.
-const MAX_IDS: usize = 1 << 28;
+pub const MAX_IDS: usize = 1 << 28;
 /// Bound on a value's text in a message.
 const MAX_SHOWN: usize = 120;
 /// What stands for a null block id that no 64-bit integer can hold; as a block id it is never valid.

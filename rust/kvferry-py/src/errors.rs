@@ -15,6 +15,7 @@ pub fn to_py(error: Error) -> PyErr {
         Error::Overlap(message) => ("OverlapError", message),
         Error::Layout(message) => ("LayoutError", message),
         Error::Incompatible(message) => ("IncompatibleEnginesError", message),
+        Error::Topology(message) => ("TopologyError", message),
     };
     Python::attach(|py| {
         let found = py.import("kvferry.errors").and_then(|module| module.getattr(class));

@@ -9,10 +9,13 @@ mod dlpack;
 mod engine;
 mod errors;
 mod explanation;
+mod groups;
+mod ids;
 mod loops;
 mod plan;
 mod route;
 mod staged;
+mod topology;
 
 /// The compiled part of kvferry; import its names from `kvferry`.
 #[pyo3::pymodule(gil_used = false)]
@@ -21,6 +24,9 @@ mod _core {
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+    /// Engine group of a layer that no KV group names.
+    #[pymodule_export]
+    const EXCLUDED_ENGINE_GROUP: i64 = kvferry_core::groups::EXCLUDED_ENGINE_GROUP;
     #[pymodule_export]
     use crate::cache::KVCache;
     #[pymodule_export]
@@ -33,6 +39,11 @@ mod _core {
     #[pymodule_export]
     use crate::engine::{Engine, TensorSlot, canonical_layout, check_group, check_model};
     #[pymodule_export]
+    use crate::groups::{
+        engine_group_ids_per_view, engine_group_layer_indices, expand_engine_block_ids,
+        get_engine_group_indices, num_engine_group_infos, num_engine_groups, slice_block_ids_per_group,
+    };
+    #[pymodule_export]
     use crate::loops::Loops;
     #[pymodule_export]
     use crate::plan::Plan;
@@ -40,4 +51,8 @@ mod _core {
     use crate::route::Route;
     #[pymodule_export]
     use crate::staged::{Staged, StagedDescriptors};
+    #[pymodule_export]
+    use crate::topology::{
+        block_size_ratio, check_local, heads_per_rank, replicates_heads, target_ranks, tp_ratio,
+    };
 }

@@ -26,13 +26,20 @@ impl Split {
     /// The usual split of `units` over `ranks`: contiguous and even to within one, and one replicated
     /// unit a rank where there are more ranks than units.
     pub fn even(units: u64, ranks: usize) -> Self {
-        let ranks = ranks as u64;
-        let first = |rank: u64| rank * units / ranks;
-        let range = |rank| {
-            let end = if ranks <= units { first(rank + 1) } else { first(rank) + 1 };
-            Interval::new(first(rank), end)
-        };
-        Self((0..ranks).map(range).collect())
+        Self((0..ranks).map(|rank| Self::even_units(units, ranks, rank)).collect())
+    }
+
+    /// What one rank holds of the usual split.
+    pub fn even_units(units: u64, ranks: usize, rank: usize) -> Interval {
+        let first = |rank: usize| rank as u64 * units / ranks as u64;
+        let is_replicated = Self::is_replicated(units, ranks);
+        let end = if is_replicated { first(rank) + 1 } else { first(rank + 1) };
+        Interval::new(first(rank), end)
+    }
+
+    /// Whether ranks of the usual split hold the same units.
+    pub fn is_replicated(units: u64, ranks: usize) -> bool {
+        ranks as u64 > units
     }
 
     /// A split of the user's own, which must cover all `units`; ranges may be uneven and overlap.
