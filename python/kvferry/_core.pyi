@@ -11,8 +11,8 @@ from kvferry.plan import Explanation
 from kvferry.specs import EngineSpec, Group, ModelSpec
 
 __all__ = [
-    "Descriptors",
     "EXCLUDED_ENGINE_GROUP",
+    "Descriptors",
     "Engine",
     "KVCache",
     "Loops",
