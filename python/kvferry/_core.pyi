@@ -33,13 +33,16 @@ __all__ = [
     "engine_group_layer_indices",
     "expand_engine_block_ids",
     "get_engine_group_indices",
+    "get_num_threads",
     "heads_per_rank",
+    "kernels",
     "kv_postprocess_blksize_and_layout_on_receive",
     "kv_postprocess_blksize_on_receive",
     "kv_postprocess_layout_on_receive",
     "num_engine_group_infos",
     "num_engine_groups",
     "replicates_heads",
+    "set_num_threads",
     "slice_block_ids_per_group",
     "target_ranks",
     "tp_ratio",
@@ -101,6 +104,9 @@ def kv_postprocess_blksize_and_layout_on_receive(
     stream: int | None = None,
     threads: int | None = None,
 ) -> None: ...
+def kernels() -> tuple[str, ...]: ...
+def get_num_threads() -> int: ...
+def set_num_threads(threads: int | None) -> None: ...
 def num_engine_groups(groups: Sequence[_EngineGroup]) -> int: ...
 def num_engine_group_infos(groups: Sequence[_EngineGroup]) -> int: ...
 def engine_group_ids_per_view(groups: Sequence[_EngineGroup]) -> tuple[int, ...]: ...

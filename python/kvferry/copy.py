@@ -10,15 +10,21 @@ from __future__ import annotations
 from kvferry._core import (
     copy_blocks,
     copy_kv_blocks,
+    get_num_threads,
+    kernels,
     kv_postprocess_blksize_and_layout_on_receive,
     kv_postprocess_blksize_on_receive,
     kv_postprocess_layout_on_receive,
+    set_num_threads,
 )
 
 __all__ = [
     "copy_blocks",
     "copy_kv_blocks",
+    "get_num_threads",
+    "kernels",
     "kv_postprocess_blksize_and_layout_on_receive",
     "kv_postprocess_blksize_on_receive",
     "kv_postprocess_layout_on_receive",
+    "set_num_threads",
 ]

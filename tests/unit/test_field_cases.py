@@ -15,6 +15,7 @@ from engines import (
 )
 
 from kvferry import AttentionGroup, KVCache, ModelSpec, Route
+from kvferry.copy import copy_blocks, copy_kv_blocks
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
 from kvferry.groups import slice_block_ids_per_group
 
@@ -383,3 +384,28 @@ def test_millions_of_small_pieces_are_told_to_be_staged():
     whole = Route(source, alike).plan(0, [ids], [ids[::-1]], tokens=(0, 32768)).explain()
     assert whole.pairs[0].min_bytes == 16 * 8 * 128 * 2
     assert not whole.pairs[0].staging_pays
+
+
+def test_a_block_copy_names_each_target_block_once():
+    """Neither the last writer wins nor any other: nothing is written."""
+    source = [np.arange(10 * 4 * 16, dtype=np.uint16).reshape(10, 4, 2, 8) + i for i in range(2)]
+    target = [np.full_like(layer, 0xEEEE) for layer in source]
+    layouts = {"source_layout": "BNHC", "target_layout": "BNHC"}
+    named = [dict(zip(("first", "last"), side, strict=True)) for side in (source, target)]
+    for target_ids in ([5, 6, 5], np.array([6, 5, 5])):
+        with pytest.raises(OverlapError, match=r"\b5\b"):
+            copy_blocks(source, target, [1, 2, 3], target_ids, **layouts)
+        for direction in ("h2d", "d2h"):
+            with pytest.raises(OverlapError, match=r"\b5\b"):
+                copy_kv_blocks(*named, [1, 2, 3], target_ids, direction)
+    # The same bytes twice, though not the same tensor.
+    with pytest.raises(OverlapError):
+        copy_blocks(source, [target[0]] * 2, [1], [5], **layouts)
+    with pytest.raises(OverlapError):
+        copy_kv_blocks(named[0], dict.fromkeys(named[0], target[0]), [1], [5], "h2d")
+    assert all(map(is_untouched, target))
+    # A source block may be read for many.
+    copy_blocks(source, target, [1, 1, 1], [4, 5, 6], **layouts)
+    copy_kv_blocks(*named, [2, 2], [7, 8], "h2d")
+    for read, written in zip(source, target, strict=True):
+        np.testing.assert_array_equal(written[4:9], read[[1, 1, 1, 2, 2]])

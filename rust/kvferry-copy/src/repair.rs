@@ -4,7 +4,8 @@ use kvferry_core::copies::repair::{Repair, SCRATCH_BYTES, Transposition};
 use kvferry_core::moves::strided::Strided;
 
 use crate::kernel;
-use crate::threads;
+use crate::pool;
+use crate::work::Work;
 
 /// Repairs every row. Threads as in [`crate::copy`].
 ///
@@ -22,10 +23,10 @@ pub unsafe fn repair(repair: &Repair, threads: Option<usize>) {
         return;
     }
     let row_bytes = check_inside(repair);
-    let parts = threads::count(row_bytes.saturating_mul(repair.rows.len() as u64), threads);
+    let parts = pool::count(row_bytes.saturating_mul(repair.rows.len() as u64), threads);
     let rows_per_part = repair.rows.len().div_ceil(parts).max(1);
     let parts: Vec<&[u64]> = repair.rows.chunks(rows_per_part).collect();
-    threads::run(&parts, |rows| {
+    pool::run(&parts, |rows| {
         // SAFETY: the caller guarantees the memory, in which each row lies (`check_inside`); rows are
         // distinct, so that no two threads touch one byte.
         unsafe { repair_rows(repair, rows) };
@@ -68,6 +69,15 @@ unsafe fn repair_rows(repair: &Repair, rows: &[u64]) {
     }
 }
 
+/// # Safety
+///
+/// Both ends must be valid for what `strided` reaches from them, for reads at the source and for writes by
+/// this call alone at the target, and must not overlap.
+unsafe fn copy(strided: &Strided, source: u64, target: u64) {
+    // SAFETY: the caller guarantees the memory; `cached` knows the machine.
+    unsafe { kernel::cached().run(&Work::single(strided, source, target)) };
+}
+
 /// What one thread needs to transpose matrices of one kind.
 struct Matrix<'a> {
     transposition: &'a Transposition,
@@ -105,8 +115,8 @@ impl<'a> Matrix<'a> {
         let Some(moved) = &mut self.moved else {
             // SAFETY: `out` reads the matrix and fills scratch, which has its size; `back` does the reverse.
             unsafe {
-                kernel::copy(out, address, scratch);
-                kernel::copy(back, scratch, address);
+                copy(out, address, scratch);
+                copy(back, scratch, address);
             }
             return;
         };
@@ -122,14 +132,14 @@ impl<'a> Matrix<'a> {
             // SAFETY: every place is one of the matrix, and scratch has an item's size. Two places of a
             // matrix do not overlap, as its tensor's elements do not.
             unsafe {
-                kernel::copy(out, at(first), scratch);
+                copy(out, at(first), scratch);
                 while origin != first {
-                    kernel::copy(&item, at(origin), at(place));
+                    copy(&item, at(origin), at(place));
                     mark(moved, origin);
                     place = origin;
                     origin = self.transposition.origin(place);
                 }
-                kernel::copy(back, scratch, at(place));
+                copy(back, scratch, at(place));
             }
         }
     }

@@ -5,7 +5,7 @@ use kvferry_core::copies::repair::{Fault, Repair};
 use kvferry_core::copies::rows;
 use kvferry_core::copies::view::View;
 use kvferry_core::memory::region::Region;
-use kvferry_core::moves::overlap::{self, BoundSchedule};
+use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::moves::schedule::Schedule;
 use kvferry_core::specs::layout::Layout;
 use kvferry_core::{Error, Result};
@@ -16,6 +16,7 @@ use pyo3::types::{PyList, PyMapping, PyTuple};
 use crate::args::{self, block_ids, natural, shown};
 use crate::dlpack::{self, ManagedTensor};
 use crate::errors::{OrRaise, to_py};
+use crate::host;
 
 /// Copy whole blocks between tensors of the same content, whatever the layouts.
 ///
@@ -95,11 +96,12 @@ pub fn copy_blocks(
 ///     Tensors that speak DLPack, by layer name; every source layer is copied to the target of its name.
 ///     Two names may stand for the same pair of tensors, which is then copied once.
 /// src_block_ids, dst_block_ids
-///     Row indices, matched by place. Where either is empty, or their lengths differ, nothing is done.
+///     Row indices, matched by place. Where either is empty, or their lengths differ, or there are no
+///     targets, nothing is done.
 /// direction
 ///     ``"h2d"`` or ``"d2h"``; where the tensors are says the same.
 /// strict
-///     Lists of different lengths are an error.
+///     Lists of different lengths are an error, and so are missing targets where there is none at all.
 /// stream
 ///     For device tensors; host copies ignore it.
 /// threads
@@ -158,7 +160,7 @@ pub fn copy_kv_blocks(
     if source_count != target_count || source_ids.is_empty() {
         return Ok(());
     }
-    let (sources, targets) = named_pairs(src_kv_caches, dst_kv_caches)?;
+    let (sources, targets) = named_pairs(src_kv_caches, dst_kv_caches, strict)?;
     py.detach(|| {
         let schedule = rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?;
         run(&schedule, &sources.rows(), &targets.rows(), threads)
@@ -317,6 +319,7 @@ fn repair(
         .py()
         .detach(|| {
             let repair = Repair::new(&View::new("cache", &raw)?, &indices, fault)?;
+            host::check_kernel()?;
             // SAFETY: the region is host memory (`import`) that `_owner` keeps alive, and writable
             // (`Repair::new`); that nobody else uses it meanwhile is the user's part, as for any tensor
             // operation.
@@ -360,7 +363,11 @@ impl Views {
 }
 
 /// The source tensors, and for each the target of its name.
-fn named_pairs(sources: &Bound<'_, PyAny>, targets: &Bound<'_, PyAny>) -> PyResult<(Views, Views)> {
+fn named_pairs(
+    sources: &Bound<'_, PyAny>,
+    targets: &Bound<'_, PyAny>,
+    strict: bool,
+) -> PyResult<(Views, Views)> {
     let mapping = |name: &str, value: &Bound<'_, PyAny>| match value.cast::<PyMapping>() {
         Ok(mapping) => Ok(mapping.clone().unbind()),
         Err(_) => {
@@ -371,7 +378,7 @@ fn named_pairs(sources: &Bound<'_, PyAny>, targets: &Bound<'_, PyAny>) -> PyResu
     let sources = mapping("src_kv_caches", sources)?.into_bound(py);
     let targets = mapping("dst_kv_caches", targets)?.into_bound(py);
     let (mut from, mut to) = (Views::default(), Views::default());
-    if targets.is_empty()? {
+    if targets.is_empty()? && !strict {
         return Ok((from, to));
     }
     for item in sources.items()?.iter() {
@@ -390,11 +397,7 @@ fn named_pairs(sources: &Bound<'_, PyAny>, targets: &Bound<'_, PyAny>) -> PyResu
 
 /// Checks a schedule, then copies.
 fn run(schedule: &Schedule, source: &[Region], target: &[Region], threads: Option<usize>) -> Result<()> {
-    let bound = [BoundSchedule { schedule, source, target }];
-    overlap::check(&bound, true)?;
-    // SAFETY: every region is host memory (`import`) that our callers' `Views` keep alive. Targets are
-    // writable (`bind`) and no byte of one is written twice or read (`check`); that nobody else writes
-    // them meanwhile is the user's part, as for any tensor operation.
-    unsafe { kvferry_copy::copy(&bound, threads) };
-    Ok(())
+    // SAFETY: every region is host memory (`import`) that our callers' `Views` keep alive, and targets are
+    // writable (`bind`).
+    unsafe { host::copy(&[BoundSchedule { schedule, source, target }], threads) }
 }

@@ -10,6 +10,7 @@ mod engine;
 mod errors;
 mod explanation;
 mod groups;
+mod host;
 mod ids;
 mod loops;
 mod plan;
@@ -43,6 +44,8 @@ mod _core {
         engine_group_ids_per_view, engine_group_layer_indices, expand_engine_block_ids,
         get_engine_group_indices, num_engine_group_infos, num_engine_groups, slice_block_ids_per_group,
     };
+    #[pymodule_export]
+    use crate::host::{get_num_threads, kernels, set_num_threads};
     #[pymodule_export]
     use crate::loops::Loops;
     #[pymodule_export]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvferry_core::memory::cache::RankCache;
 use kvferry_core::moves::bind::{bind, bind_checked};
 use kvferry_core::moves::explain::{explain, summarize};
-use kvferry_core::moves::overlap::{self, BoundSchedule};
+use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::moves::schedule::Schedule;
 use kvferry_core::moves::staging::stage;
 use kvferry_core::planning::plan;
@@ -19,6 +19,7 @@ use crate::cache::{End, KVCache};
 use crate::descriptors::Descriptors;
 use crate::errors::OrRaise;
 use crate::explanation::explanation;
+use crate::host;
 use crate::loops::Loops;
 use crate::staged::Staged;
 
@@ -337,11 +338,7 @@ fn run(
         .zip(ends)
         .map(|(schedule, (source, target))| BoundSchedule::new(schedule, source, target))
         .collect();
-    overlap::check(&bound, true)?;
-    // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive, and
-    // our caller holds these objects until this returns. Targets are writable (`bind`) and no byte of one is
-    // written twice or read (`check`); that nobody else writes them meanwhile is the user's part, as for
-    // any tensor operation.
-    unsafe { kvferry_copy::copy(&bound, threads) };
-    Ok(())
+    // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive, and our
+    // caller holds these objects until this returns. Targets are writable (`bind`).
+    unsafe { host::copy(&bound, threads) }
 }

@@ -9,9 +9,10 @@ use crate::error::{Result, fail};
 use crate::memory::region::Region;
 use crate::moves::strided::{Dim, Strided};
 
-/// Bytes of a matrix up to which it is copied out and back. Both then stay in a core's second-level cache,
-/// so that memory sees each byte read once and written once.
-pub const SCRATCH_BYTES: u64 = 512 << 10;
+/// Bytes of a matrix up to which it is copied out and back. Blocks of usual sizes then stay in a core's
+/// second-level cache, the largest in what it can use of the last level, so that memory sees each byte
+/// read once and written once.
+pub const SCRATCH_BYTES: u64 = 4 << 20;
 
 /// Bound on the items of a matrix, of which a larger one than [`SCRATCH_BYTES`] marks each with a bit: 8 MiB
 /// of marks, for blocks some thousand times as large as any engine's.

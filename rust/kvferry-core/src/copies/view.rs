@@ -85,8 +85,8 @@ impl View {
             if stride < inside_bytes {
                 fail!(
                     Layout,
-                    "{name} steps {stride} bytes over what takes {inside_bytes}: its elements overlap, it \
-                     cannot be a target"
+                    "{name} steps {stride} bytes over what takes {inside_bytes}: its strides do not nest and \
+                     elements may overlap, it cannot be a target"
                 );
             }
             inside_bytes += (size - 1) * stride;
