@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 use crate::machine;
 use crate::work::Work;
 
-/// The environment variable that names the one kernel to use, whatever is copied.
-pub const VARIABLE: &str = "KVFERRY_KERNEL";
+/// Names the one kernel to use, whatever is copied.
+const VARIABLE: &str = "KVFERRY_KERNEL";
 
 /// Bytes of a piece of a stream: a page, beyond which neither prefetchers nor translations reach.
 const STREAM_PIECE_BYTES: u64 = 4096;
@@ -58,7 +58,7 @@ pub fn supported() -> impl Iterator<Item = (&'static str, Kernel)> {
     KERNELS.into_iter().filter(|(_, kernel)| kernel.vectors.is_supported())
 }
 
-/// The kernel that [`VARIABLE`] names; the error says what it may name here.
+/// The kernel that the environment variable `KVFERRY_KERNEL` names; the error says what it may name here.
 pub fn forced() -> Result<Option<Kernel>, String> {
     static FORCED: OnceLock<Result<Option<Kernel>, String>> = OnceLock::new();
     let read = || {
