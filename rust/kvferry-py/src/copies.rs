@@ -20,6 +20,8 @@ use crate::host;
 
 /// Copy whole blocks between tensors of the same content, whatever the layouts.
 ///
+/// Bytes are moved, never interpreted: items must have the same size, and their dtype is not looked at.
+///
 /// Parameters
 /// ----------
 /// source, target
@@ -173,8 +175,8 @@ pub fn copy_kv_blocks(
 /// Parameters
 /// ----------
 /// cache
-///     A tensor of shape ``[blocks, tokens, heads, elements]`` whose blocks are head-major in memory;
-///     its strides may be any positive ones.
+///     A tensor of shape ``[blocks, tokens, heads, elements]``, read by head, then by token: the memory
+///     order of a head-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
 /// block_size_ratio
@@ -184,8 +186,8 @@ pub fn copy_kv_blocks(
 ///
 /// Raises
 /// ------
-/// AlignmentError
-///     The ratio does not divide the tokens.
+/// ValueError
+///     The ratio is not positive; an `AlignmentError` where it does not divide the tokens.
 /// BlockRangeError, OverlapError
 ///     An index that does not exist, or occurs twice.
 /// LayoutError
@@ -223,8 +225,8 @@ pub fn kv_postprocess_blksize_on_receive(
 /// ----------
 /// cache
 ///     A tensor of shape ``[blocks, tokens, heads, elements]``, or with key and value inside the block
-///     ``[blocks, 2, tokens, heads, elements]``, whose blocks are token-major in memory; its strides may
-///     be any positive ones.
+///     ``[blocks, 2, tokens, heads, elements]``, read by token, then by head: the memory order of a
+///     token-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
 /// threads
@@ -263,8 +265,8 @@ pub fn kv_postprocess_layout_on_receive(
 /// Parameters
 /// ----------
 /// cache
-///     A tensor of shape ``[blocks, tokens, heads, elements]`` whose blocks are token-major in memory;
-///     its strides may be any positive ones.
+///     A tensor of shape ``[blocks, tokens, heads, elements]``, read by token, then by head: the memory
+///     order of a token-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
 /// block_size_ratio
@@ -274,8 +276,8 @@ pub fn kv_postprocess_layout_on_receive(
 ///
 /// Raises
 /// ------
-/// AlignmentError
-///     The ratio does not divide the tokens.
+/// ValueError
+///     The ratio is not positive; an `AlignmentError` where it does not divide the tokens.
 /// BlockRangeError, OverlapError
 ///     An index that does not exist, or occurs twice.
 /// LayoutError

@@ -167,7 +167,10 @@ impl Repair {
             Fault::Layout => 1,
             Fault::BlockSize(ratio) | Fault::BlockSizeAndLayout(ratio) => ratio,
         };
-        if parts == 0 || !tokens.count.is_multiple_of(parts) {
+        if parts == 0 {
+            fail!(Value, "block_size_ratio=0 is not positive");
+        }
+        if !tokens.count.is_multiple_of(parts) {
             fail!(Alignment, "block_size_ratio={parts} does not divide {} tokens a block", tokens.count);
         }
         let part_tokens = Step { count: tokens.count / parts, stride: tokens.stride };
