@@ -5,6 +5,8 @@
 //! ones stay in it, for whoever reads them next.
 
 mod pieces;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
