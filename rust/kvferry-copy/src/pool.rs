@@ -63,24 +63,26 @@ pub(crate) fn run<T: Sync>(parts: &[T], work: impl Fn(&T) + Sync) {
 /// makes its own, and leaves its parent's where it is.
 fn pool() -> Option<&'static ThreadPool> {
     let process = process::id();
+    let before = POOL.load(Ordering::Acquire);
     // SAFETY: whatever `POOL` points to is never given back.
-    let current = || unsafe { POOL.load(Ordering::Acquire).as_ref() }.filter(|pool| pool.process == process);
-    if let Some(pool) = current() {
+    if let Some(pool) = unsafe { before.as_ref() }.filter(|pool| pool.process == process) {
         return Some(&pool.threads);
     }
     let others = MAX_THREADS - 1; // the caller's takes part
     let available = thread::available_parallelism().map_or(1, usize::from);
     let builder = ThreadPoolBuilder::new().thread_name(|index| format!("kvferry-{index}"));
     let threads = builder.num_threads(available.min(others)).build().ok()?;
-    let before = POOL.load(Ordering::Acquire);
     let made = Box::into_raw(Box::new(Pool { process, threads }));
-    if POOL.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-        // SAFETY: as above.
-        return Some(unsafe { &(*made).threads });
-    }
-    // SAFETY: nobody else has seen it; another thread was faster.
-    drop(unsafe { Box::from_raw(made) });
-    current().map(|pool| &pool.threads)
+    let lasting = match POOL.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => made,
+        Err(theirs) => {
+            // SAFETY: nobody else has seen it; another thread of this process was faster.
+            drop(unsafe { Box::from_raw(made) });
+            theirs
+        }
+    };
+    // SAFETY: as above.
+    Some(unsafe { &(*lasting).threads })
 }
 
 #[cfg(test)]
