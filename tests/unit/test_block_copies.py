@@ -637,3 +637,22 @@ def test_tensors_are_given_back_once():
             assert not any(target.memory)
         assert source.exported >= 1 and target.exported >= 1
         assert (source.deleted, target.deleted) == (source.exported, target.exported)
+
+
+def test_many_blocks_that_interleave_inside_one_tensor():
+    """Told apart by their ids, since their bytes are too many to compare."""
+    cache = np.arange(500 * 500 * 16, dtype=np.uint32).reshape(500, 500, 16, 1)
+    expected = cache.copy()
+    expected[:, :, 8:] = cache[:, :, :8]
+    arguments = {"source_layout": "NHBD", "target_layout": "NHBD"}
+    copy_blocks(cache, cache, range(8), range(8, 16), **arguments)
+    np.testing.assert_array_equal(cache, expected)
+    with refused(OverlapError, cache, match="block id 7 of one tensor is both read and written"):
+        copy_blocks(cache, cache, range(8), range(7, 15), **arguments)
+
+
+def test_layers_are_bounded_over_all_tensors():
+    empty = [np.zeros((40000, 1, 0, 1, 1), np.uint8)] * 2
+    layouts = {"source_layout": "LBNHD", "target_layout": "LBNHD"}
+    with pytest.raises(LayoutError, match="80000 layers, more than 65536"):
+        copy_blocks(empty, empty, [0], [0], **layouts)

@@ -483,3 +483,11 @@ def test_a_tensor_is_given_back_once(name):
                 repair(name, cache, rows)
         assert cache.exported >= 1
         assert cache.deleted == cache.exported
+
+
+def test_scratch_is_bounded():
+    """A head that is longer than the scratch buffer is refused instead of allocated."""
+    cache = np.zeros((1, 2, 2, (4 << 20) + 1), np.uint8)
+    with refused(LayoutError, cache, match="heads of 4194305 bytes, more than 4194304"):
+        copy.kv_postprocess_layout_on_receive(cache, [0])
+    copy.kv_postprocess_layout_on_receive(cache[:, :, :1], [0])  # nothing has to move

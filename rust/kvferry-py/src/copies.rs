@@ -1,12 +1,10 @@
 //! Copies between tensors that belong to no engine: whole blocks, rows by name, repairs in place.
 
+use kvferry_core::copies::block_copy::BlockCopy;
 use kvferry_core::copies::layouts::{self, Stack};
 use kvferry_core::copies::repair::{Fault, Repair};
 use kvferry_core::copies::rows;
 use kvferry_core::copies::view::View;
-use kvferry_core::memory::region::Region;
-use kvferry_core::moves::overlap::BoundSchedule;
-use kvferry_core::moves::schedule::Schedule;
 use kvferry_core::specs::layout::Layout;
 use kvferry_core::{Error, Result};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -84,8 +82,7 @@ pub fn copy_blocks(
     py.detach(|| {
         let source = Stack::new(source_layout, sources.views)?;
         let target = Stack::new(target_layout, targets.views)?;
-        let schedule = layouts::bind(&source, &target, &source_ids, &target_ids)?;
-        run(&schedule, &source.regions(), &target.regions(), threads)
+        run(&layouts::bind(&source, &target, &source_ids, &target_ids)?, threads)
     })
     .or_raise()
 }
@@ -99,7 +96,7 @@ pub fn copy_blocks(
 ///     Two names may stand for the same pair of tensors, which is then copied once.
 /// src_block_ids, dst_block_ids
 ///     Row indices, matched by place. Where either is empty, or their lengths differ, or there are no
-///     targets, nothing is done.
+///     targets, or one of the four is ``None``, nothing is done.
 /// direction
 ///     ``"h2d"`` or ``"d2h"``; where the tensors are says the same.
 /// strict
@@ -147,9 +144,12 @@ pub fn copy_kv_blocks(
 ) -> PyResult<()> {
     let _ = stream;
     let threads = args::threads(threads)?;
-    if !["h2d", "d2h"].iter().any(|known| direction.eq(known).unwrap_or(false)) {
+    if !(direction.eq("h2d")? || direction.eq("d2h")?) {
         let given = shown(direction);
         return Err(PyValueError::new_err(format!("direction={given} is neither \"h2d\" nor \"d2h\"")));
+    }
+    if [src_kv_caches, dst_kv_caches, src_block_ids, dst_block_ids].iter().any(|given| given.is_none()) {
+        return Ok(());
     }
     let source_ids = block_ids("src_block_ids", src_block_ids)?;
     let target_ids = block_ids("dst_block_ids", dst_block_ids)?;
@@ -163,11 +163,8 @@ pub fn copy_kv_blocks(
         return Ok(());
     }
     let (sources, targets) = named_pairs(src_kv_caches, dst_kv_caches, strict)?;
-    py.detach(|| {
-        let schedule = rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?;
-        run(&schedule, &sources.rows(), &targets.rows(), threads)
-    })
-    .or_raise()
+    py.detach(|| run(&rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?, threads))
+        .or_raise()
 }
 
 /// Repair blocks that a peer filled with several smaller head-major blocks, one after another.
@@ -357,11 +354,6 @@ impl Views {
         self.owners.push(owner);
         Ok(())
     }
-
-    /// The memory of tensors whose first dimension counts the blocks.
-    fn rows(&self) -> Vec<Region> {
-        self.views.iter().map(|view| view.region(0)).collect()
-    }
 }
 
 /// The source tensors, and for each the target of its name.
@@ -397,9 +389,9 @@ fn named_pairs(
     Ok((from, to))
 }
 
-/// Checks a schedule, then copies.
-fn run(schedule: &Schedule, source: &[Region], target: &[Region], threads: Option<usize>) -> Result<()> {
-    // SAFETY: every region is host memory (`import`) that our callers' `Views` keep alive, and targets are
-    // writable (`bind`).
-    unsafe { host::copy(&[BoundSchedule { schedule, source, target }], threads) }
+/// Runs a copy whose tensors our callers' `Views` keep alive.
+fn run(copy: &BlockCopy, threads: Option<usize>) -> Result<()> {
+    // SAFETY: every region is host memory (`import`), targets are writable and no byte of one is written
+    // twice or read (`BlockCopy`).
+    unsafe { host::copy(&[copy.bound()], threads) }
 }
