@@ -35,6 +35,9 @@ impl Stack {
     /// In an attention layout with neither `K` nor `C`, tensors are key and value by turns; an odd one
     /// out means that they are planes of their own.
     pub fn new(layout: Layout, tensors: Vec<View>) -> Result<Self> {
+        if tensors.is_empty() {
+            fail!(Layout, "there is no tensor of layout \"{layout}\"");
+        }
         let dimensions = layout.axes().len();
         for tensor in &tensors {
             if tensor.sizes.len() != dimensions {
@@ -92,7 +95,7 @@ impl Stack {
             .iter()
             .enumerate()
             .map(|(tensor, view)| (self.size(tensor, Axis::Block), &view.name));
-        blocks.min().map_or((u64::MAX, ""), |(blocks, name)| (blocks, name))
+        blocks.min().map_or((0, ""), |(blocks, name)| (blocks, name))
     }
 
     fn blocks<'a>(&'a self, ids: &'a [u64]) -> Blocks<'a> {
