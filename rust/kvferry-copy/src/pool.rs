@@ -103,6 +103,7 @@ fn forget_in_children() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
     use std::sync::atomic::AtomicU64;
 
     use super::*;
@@ -118,17 +119,22 @@ mod tests {
     }
 
     #[test]
-    fn every_part_is_done_once_from_many_threads_at_once() {
-        let total = AtomicU64::new(0);
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    run(&(1..=10).collect::<Vec<u64>>(), |part| {
-                        total.fetch_add(*part, Ordering::Relaxed);
-                    });
-                });
-            }
+    fn threads_that_need_the_pool_first_at_once_share_it() {
+        let (total, start) = (AtomicU64::new(0), Barrier::new(8));
+        let first_use = || {
+            start.wait();
+            let pool = pool().map(ptr::from_ref).map(<*const ThreadPool>::addr);
+            run(&(1..=10).collect::<Vec<u64>>(), |part| {
+                total.fetch_add(*part, Ordering::Relaxed);
+            });
+            pool
+        };
+        let pools: Vec<Option<usize>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(first_use)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
+        assert!(pools[0].is_some() && pools.iter().all(|pool| *pool == pools[0]));
+        // Every part was done once.
         assert_eq!(total.into_inner(), 8 * 55);
     }
 }
