@@ -483,3 +483,37 @@ def test_scheduled_requests_are_told_apart():
         cached = SimpleNamespace(**fields, **resumed)
         step = SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=cached)
         assert list(yield_req_data(step)) == expected
+
+
+@pytest.mark.parametrize(
+    ("req_ids", "others", "message"),
+    [
+        (
+            "ab",
+            {"new_block_ids": [None], "resumed_req_ids": set()},
+            "2 req_ids but 1 new_block_ids",
+        ),
+        ("", {"new_block_ids": [None], "resumed_req_ids": {"a"}}, "0 req_ids but 1 new_block_ids"),
+        (
+            "a",
+            {"new_block_ids": [None] * 3, "resumed_from_preemption": [True]},
+            "1 req_ids but 3 new_block_ids",
+        ),
+        (
+            "ab",
+            {"new_block_ids": [None] * 2, "resumed_from_preemption": [True] * 3},
+            "2 req_ids but 3 resumed_from_preemption",
+        ),
+        (
+            "ab",
+            {"new_block_ids": [None] * 2, "resumed_from_preemption": []},
+            "2 req_ids but 0 resumed_from_preemption",
+        ),
+    ],
+)
+def test_lists_of_unequal_length_are_noticed_before_anything_is_yielded(req_ids, others, message):
+    new = [SimpleNamespace(req_id="n", block_ids=([1],))]
+    cached = SimpleNamespace(req_ids=list(req_ids), **others)
+    step = SimpleNamespace(scheduled_new_reqs=new, scheduled_cached_reqs=cached)
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        next(yield_req_data(step))
