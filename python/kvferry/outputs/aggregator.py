@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvferry.outputs._integers import integer
+
 __all__ = ["KVConnectorOutput", "KVOutputAggregator"]
 
 
@@ -94,7 +96,7 @@ class KVOutputAggregator:
     """
 
     def __init__(self, expected_finished_count: int) -> None:
-        self._expected_finished_count = _integer("expected_finished_count", expected_finished_count)
+        self._expected_finished_count = integer("expected_finished_count", expected_finished_count)
         if self._expected_finished_count < 1:
             raise ValueError(f"expected_finished_count={expected_finished_count} is not positive")
         # Reports that are missing still, by request id. Callers' tests read these two.
@@ -214,7 +216,7 @@ class KVOutputAggregator:
                         sent and _members("finished_sending", sent),
                         received and _members("finished_recving", received),
                         invalid and _members("invalid_block_ids", invalid),
-                        expected and _integer("expected_finished_count", expected),
+                        expected and integer("expected_finished_count", expected),
                         failed and _members(_NEWER_FIELD, failed),
                     )
                 )
@@ -299,13 +301,6 @@ def _taken_fields(record_class: type[Any]) -> frozenset[str] | None:
     known = {*_FIELDS, _NEWER_FIELD}
     taken = known.intersection(parameter.name for parameter in parameters)
     return None if taken == known else frozenset(taken)
-
-
-def _integer(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} is no integer") from None
 
 
 def _members(name: str, reported: Any) -> Collection[Any]:
