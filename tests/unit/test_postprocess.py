@@ -12,6 +12,7 @@ import torch
 from block_models import refused, repair_by_hand, strided
 from engines import label
 from producers import Producer
+from threads import assert_other_threads_run
 
 from kvferry import copy
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
@@ -470,6 +471,19 @@ def test_threads_are_checked(name, threads):
     case = strided(SHAPE)
     with refused(ValueError, case.memory, match="threads"):
         repair(name, case.array, [1], threads=threads)
+
+
+@each_function
+def test_other_threads_run_while_bytes_move(name):
+    """64 MiB of rows."""
+    cache = np.ones((512, 64, 8, 128), np.uint16)
+    assert_other_threads_run(lambda: repair(name, cache, range(512), 4, threads=1))
+
+
+@each_function
+@pytest.mark.parametrize("stream", [None, 0, 1, 0x7F00_0000_0000])
+def test_host_memory_needs_no_stream_and_may_have_one(name, stream):
+    check(name, strided(SHAPE), [4, 1], 3, stream=stream)
 
 
 @each_function
