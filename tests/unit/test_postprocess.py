@@ -302,6 +302,38 @@ def test_rows_that_a_peer_sent_are_read_right(memory, ratio):
         np.testing.assert_array_equal(cache[[4, 1]], meant)
 
 
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("mine", "peers", "repairs"),
+    [
+        # With blocks as large as these, and smaller ones: docs/layouts.md has the same table.
+        ("NHD", "HND", (LAYOUT, BOTH)),
+        ("HND", "HND", (None, BLKSIZE)),
+        ("NHD", "NHD", (None, None)),
+        ("HND", "NHD", (LAYOUT, LAYOUT)),
+    ],
+)
+def test_which_repair_a_block_needs(mine, peers, repairs, ratio):
+    meant = np.arange(TOKENS * HEADS * DIM).reshape(TOKENS, HEADS, DIM)
+    smaller = np.split(meant, ratio)
+    sent = [block.swapaxes(0, 1) if peers == "HND" else block for block in smaller]
+    raw = np.concatenate([block.ravel() for block in sent])
+    memory = np.zeros((BLOCKS, TOKENS * HEADS * DIM), int)
+    memory[3] = raw
+    if mine == "HND":
+        by_head = memory.reshape(BLOCKS, HEADS, TOKENS, DIM)
+        by_token = by_head.transpose(0, 2, 1, 3)
+    else:
+        by_token = memory.reshape(SHAPE)
+    name = repairs[ratio > 1]
+    # Where the two orders are exchanged, heads stand where the repair speaks of tokens.
+    handed_over = by_head if (mine, peers) == ("HND", "NHD") else by_token
+    if name is not None:
+        assert not np.array_equal(by_token[3], meant)
+        repair(name, handed_over, [3], ratio)
+    np.testing.assert_array_equal(by_token[3], meant)
+
+
 def test_two_repairs_one_after_another():
     """A layout repaired after a block size in the view of the memory's order is both at once."""
     apart, together = strided(SHAPE), strided(SHAPE)
