@@ -289,6 +289,26 @@ def test_only_a_falsy_output_may_lack_its_record(wrong, first):
         aggregator.aggregate([wrong, output("a")])
 
 
+@pytest.mark.parametrize("wrong", [5, "record", SimpleNamespace(), ["a"]])
+def test_what_has_no_field_is_no_record(wrong):
+    aggregator = busy()
+    with refused(aggregator, TypeError, match="kv_connector_output"):
+        aggregator.aggregate([output("a"), SimpleNamespace(kv_connector_output=wrong)])
+
+
+def test_a_field_that_a_record_cannot_give_is_not_taken_for_none():
+    class Unreadable:
+        finished_recving = None
+
+        @property
+        def finished_sending(self):
+            return self.not_there_yet
+
+    aggregator = busy()
+    with refused(aggregator, AttributeError, match="not_there_yet"):
+        aggregator.aggregate([output("a"), SimpleNamespace(kv_connector_output=Unreadable())])
+
+
 @pytest.mark.parametrize("falsy", [None, Falsy(), False, 0, (), {}])
 def test_a_falsy_output_may_lack_its_record(falsy):
     aggregator = KVOutputAggregator(1)

@@ -153,7 +153,8 @@ class KVOutputAggregator:
             An output is `None` where that of `output_rank` is not falsy, or the stats or events of
             two workers are of different types.
         AttributeError
-            An output that is not falsy has no `kv_connector_output`.
+            An output that is not falsy has no `kv_connector_output`, or a record has a field that
+            it cannot give.
         TypeError
             A record has something else where requests, blocks or a count belong. A string is no
             set of requests.
@@ -206,9 +207,9 @@ class KVOutputAggregator:
                     _read_fields(record)
                 )
                 failed = record.failed_recving if names_failed else None
-            except AttributeError:  # a record of a version that has fewer fields
+            except AttributeError:
                 sent, received, invalid, expected, more_stats, more_meta, more_events, failed = (
-                    getattr(record, name, None) for name in (*_FIELDS, _NEWER_FIELD)
+                    _read_fewer_fields(record)
                 )
             if sent or received or invalid or expected or failed:
                 reports.append(
@@ -301,6 +302,19 @@ def _taken_fields(record_class: type[Any]) -> frozenset[str] | None:
     known = {*_FIELDS, _NEWER_FIELD}
     taken = known.intersection(parameter.name for parameter in parameters)
     return None if taken == known else frozenset(taken)
+
+
+def _read_fewer_fields(record: Any) -> list[Any]:
+    """Return the fields of a record of a version that has not all; `None`: it has not this one."""
+    absent = object()
+    # What a class has and cannot give is a fault, not a field that is not there.
+    values = [
+        getattr(record, name) if hasattr(type(record), name) else getattr(record, name, absent)
+        for name in (*_FIELDS, _NEWER_FIELD)
+    ]
+    if all(value is absent for value in values):
+        raise TypeError(f"kv_connector_output={record!r} has no field of a record")
+    return [None if value is absent else value for value in values]
 
 
 def _members(name: str, reported: Any) -> Collection[Any]:
