@@ -17,6 +17,7 @@ from engines import (
     target_cache,
     untouched_tensors,
 )
+from threads import assert_other_threads_run
 
 from kvferry import KVCache, Route, copy
 
@@ -132,31 +133,7 @@ def test_other_threads_run_while_bytes_move():
     plan, source, target = big_plan()
     ends = source_cache(source, blocks=1100), target_cache(target, blocks=1468)
     plan.copy(*ends, threads=1)  # touch the memory once
-    ticks, stop = [], threading.Event()
-
-    def tick():
-        while not stop.is_set():
-            ticks.append(time.perf_counter())
-            time.sleep(0)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        while not ticks:
-            time.sleep(0.001)
-        begin = time.perf_counter()
-        for _ in range(5):
-            plan.copy(*ends, threads=1)
-        end = time.perf_counter()
-    finally:
-        stop.set()
-        thread.join()
-    inside = [moment for moment in ticks if begin < moment < end]
-    assert len(inside) > 10
-    # Fiftieths of that time in which the other thread ran: only between the five calls, there were
-    # far fewer.
-    moments = {int((moment - begin) / (end - begin) * 50) for moment in inside}
-    assert len(moments) > 12
+    assert_other_threads_run(lambda: plan.copy(*ends, threads=1))
 
 
 def test_the_same_caches_serve_two_copies_at_once():
