@@ -8,12 +8,9 @@ use crate::work::{Piece, Work};
 const SHORT_BYTES: usize = 512;
 /// Bytes of a line, the unit of a stream.
 const LINE_BYTES: usize = 64;
-/// Lines at the head of a piece that are asked for ahead of time: from there the hardware goes on itself.
-const AHEAD_LINES: usize = 8;
-/// Bytes by which reading ahead leads, in pieces of this size altogether.
-const AHEAD_BYTES: u64 = 8192;
-/// Fewest and most pieces by which it leads.
-const AHEAD_PIECES: (u64, u64) = (2, 32);
+/// Bytes by which reading ahead leads: long enough for memory to answer many requests at once, and for the
+/// neighbours that come with a strided run to wait for their turn; short enough for a core's second cache.
+const AHEAD_BYTES: u64 = 64 << 10;
 
 /// A vector register.
 pub(super) trait Vector: Copy {
@@ -41,7 +38,8 @@ pub(super) trait Vector: Copy {
     /// As for `store`, and `target` must be a multiple of its bytes.
     unsafe fn stream(self, target: *mut u8);
 
-    /// Asks for a line that will be read, or does nothing.
+    /// Asks for a line that will be read later to come to the second cache, or does nothing: the first
+    /// is too small for all that is asked for, least of all at strides that share its sets.
     fn prefetch(source: *const u8);
 }
 
@@ -85,7 +83,7 @@ pub(super) unsafe fn copy_vectors<V: Vector>(work: &Work<'_>) {
     }
 }
 
-/// Copies each piece past the caches, asking ahead for those that follow.
+/// Copies each piece past the caches, and line by line asks for those of the piece that will be its turn.
 ///
 /// # Safety
 ///
@@ -93,36 +91,28 @@ pub(super) unsafe fn copy_vectors<V: Vector>(work: &Work<'_>) {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
 pub(super) unsafe fn stream_vectors<V: Vector>(work: &Work<'_>) {
-    let piece_bytes = work.piece_bytes();
-    let lines = usize::try_from(piece_bytes).unwrap_or(usize::MAX).div_ceil(LINE_BYTES).min(AHEAD_LINES);
-    let lead = (AHEAD_BYTES / piece_bytes.max(1)).clamp(AHEAD_PIECES.0, AHEAD_PIECES.1);
+    let lead = (AHEAD_BYTES / work.piece_bytes().max(1)).max(1);
     let mut ahead = work.cursor();
-    let prefetch = |piece: Option<Piece>| {
-        let Some(piece) = piece else { return };
-        let (source, ..) = ends(piece);
-        for line in 0..lines {
-            V::prefetch(source.wrapping_add(line * LINE_BYTES));
-        }
-    };
     for _ in 0..lead {
-        prefetch(ahead.next());
+        ahead.next();
     }
     for piece in work.cursor() {
-        prefetch(ahead.next());
         let (source, target, num_bytes) = ends(piece);
+        let later = ahead.next().map_or(source, |piece| ends(piece).0);
         // SAFETY: the caller guarantees the piece, and the machine for `V`.
-        unsafe { stream_piece::<V>(source, target, num_bytes) };
+        unsafe { stream_piece::<V>(source, target, num_bytes, later) };
     }
 }
 
-/// Whole lines of the target past the caches, what comes before and after them through the caches.
+/// Whole lines of the target past the caches, what comes before and after them through the caches; asks for
+/// as many lines of `later`, of which nothing is read.
 ///
 /// # Safety
 ///
 /// Both ends must be valid for so many bytes and not overlap, and the machine must have `V`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
-unsafe fn stream_piece<V: Vector>(source: *const u8, target: *mut u8, num_bytes: usize) {
+unsafe fn stream_piece<V: Vector>(source: *const u8, target: *mut u8, num_bytes: usize, later: *const u8) {
     let before = target.align_offset(LINE_BYTES).min(num_bytes);
     let lines_end = before + (num_bytes - before) / LINE_BYTES * LINE_BYTES;
     // SAFETY: the caller guarantees both ends; `target + offset` is a multiple of a line for every offset
@@ -132,6 +122,7 @@ unsafe fn stream_piece<V: Vector>(source: *const u8, target: *mut u8, num_bytes:
             ptr::copy_nonoverlapping(source, target, before);
         }
         for line in (before..lines_end).step_by(LINE_BYTES) {
+            V::prefetch(later.wrapping_add(line));
             for offset in (line..line + LINE_BYTES).step_by(V::BYTES) {
                 V::load(source.add(offset)).stream(target.add(offset));
             }

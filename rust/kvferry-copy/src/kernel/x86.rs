@@ -1,7 +1,7 @@
 //! The vectors of x86-64, and the loops compiled for them.
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _MM_HINT_T0, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256,
+    __m256i, __m512i, _MM_HINT_T1, _mm_prefetch, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256,
     _mm256_stream_si256, _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512,
 };
 
@@ -34,7 +34,7 @@ macro_rules! vector {
             #[inline(always)]
             fn prefetch(source: *const u8) {
                 // SAFETY: a prefetch of any address does nothing that can be observed.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(source.cast()) }
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(source.cast()) }
             }
         }
     };
