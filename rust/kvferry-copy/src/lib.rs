@@ -12,14 +12,17 @@ mod pool;
 mod repair;
 mod work;
 
+use std::collections::HashMap;
+
 use kvferry_core::memory::region::Region;
 use kvferry_core::moves::overlap::BoundSchedule;
+use kvferry_core::moves::strided::Strided;
 
 use crate::kernel::Kernel;
 pub use crate::kernel::{forced as forced_kernel, supported as supported_kernels};
 pub use crate::pool::{MAX_THREADS, MIN_THREAD_BYTES, default_threads, set_default_threads};
 pub use crate::repair::repair;
-use crate::work::{Work, cut};
+use crate::work::{Source, Work, cut};
 
 /// Copies everything that the schedules move. At most `threads` threads take part, or
 /// [`default_threads`] where `None`; small copies use fewer.
@@ -36,7 +39,7 @@ use crate::work::{Work, cut};
 pub unsafe fn copy(bound: &[BoundSchedule<'_>], threads: Option<usize>) {
     let total_bytes = bound.iter().map(|bound| bound.schedule.num_bytes()).sum();
     let kernel = kernel::choose(total_bytes);
-    let work: Vec<Work<'_>> = bound.iter().flat_map(|bound| works(bound, kernel)).collect();
+    let work = works(bound, kernel);
     pool::run(&cut(work, pool::count(total_bytes, threads)), |part| {
         for work in part {
             // SAFETY: the caller guarantees the memory, in which each loop lies (`works`); parts name
@@ -46,19 +49,41 @@ pub unsafe fn copy(bound: &[BoundSchedule<'_>], threads: Option<usize>) {
     });
 }
 
-fn works<'a>(bound: &BoundSchedule<'a>, kernel: Kernel) -> impl Iterator<Item = Work<'a>> {
-    let BoundSchedule { schedule, source, target } = *bound;
-    schedule.loops.iter().map(move |copy| {
-        let (source, target) = (&source[copy.source_tensor], &target[copy.target_tensor]);
-        let source_entries = &schedule.table.source[copy.entries.clone()];
-        let target_entries = &schedule.table.target[copy.entries.clone()];
-        let (source_span, target_span) = copy.strided.span_bytes();
-        check_inside(source, copy.source_offset, source_entries, source_span);
-        check_inside(target, copy.target_offset, target_entries, target_span);
-        let source = (source.address + copy.source_offset, source_entries);
-        let target = (target.address + copy.target_offset, target_entries);
-        Work::new(&copy.strided, source, target, kernel.piece_bytes())
-    })
+/// What distinguishes loops that may take turns: the target tensor, what is copied, and how many entries.
+type Turn = (*const Region, Strided, usize);
+
+/// The work of all loops. Loops that write the same way to the same entries of a tensor, as those from several
+/// ranks do, are one.
+fn works<'a>(bound: &[BoundSchedule<'a>], kernel: Kernel) -> Vec<Work<'a>> {
+    let mut joined: Vec<(Strided, Vec<Source<'a>>, &'a [u64])> = Vec::new();
+    let mut turns: HashMap<Turn, usize> = HashMap::new();
+    for BoundSchedule { schedule, source, target } in bound {
+        for copy in &schedule.loops {
+            let (from, to) = (&source[copy.source_tensor], &target[copy.target_tensor]);
+            let source_entries = &schedule.table.source[copy.entries.clone()];
+            let target_entries = &schedule.table.target[copy.entries.clone()];
+            let (source_span, target_span) = copy.strided.span_bytes();
+            check_inside(from, copy.source_offset, source_entries, source_span);
+            check_inside(to, copy.target_offset, target_entries, target_span);
+            let source = Source {
+                address: from.address + copy.source_offset,
+                target: to.address + copy.target_offset,
+                entries: source_entries.into(),
+            };
+            let turn = match bound {
+                [_] => joined.len(), // one source has nobody to take turns with
+                _ => *turns.entry((to, copy.strided, target_entries.len())).or_insert(joined.len()),
+            };
+            match joined.get_mut(turn) {
+                Some((_, sources, entries)) if *entries == target_entries => sources.push(source),
+                _ => joined.push((copy.strided, vec![source], target_entries)),
+            }
+        }
+    }
+    let work = |(strided, sources, entries): (Strided, Vec<Source<'a>>, &'a [u64])| {
+        Work::new(&strided, sources, entries.into(), kernel.piece_bytes())
+    };
+    joined.into_iter().map(work).collect()
 }
 
 /// Refuses a loop that reaches past its tensor.

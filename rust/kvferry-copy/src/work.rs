@@ -7,15 +7,15 @@ use kvferry_core::moves::strided::{Dim, MAX_DIMS, Strided};
 
 /// The dimensions of a loop, its table entries, and the pieces of a run.
 const MAX_LEVELS: usize = MAX_DIMS + 2;
+/// The innermost level.
+const ROW_LEVEL: usize = MAX_LEVELS - 1;
 
-/// Strided copies at every entry of a table, counted in pieces.
+/// The same strided copies at every entry of a table, from one source or several, counted in pieces.
 #[derive(Clone, Debug)]
 pub(crate) struct Work<'a> {
-    /// Address to which source entries are added.
-    source: u64,
-    /// Address to which target entries are added.
-    target: u64,
-    source_entries: Cow<'a, [u64]>,
+    /// Where they come from, and where their entries count from. Sources take turns at every entry, so that
+    /// what they write beside one another is written at one time.
+    sources: Vec<Source<'a>>,
     target_entries: Cow<'a, [u64]>,
     /// What is looped over, outermost first; unused ones lead.
     levels: [Dim; MAX_LEVELS],
@@ -31,21 +31,35 @@ pub(crate) struct Work<'a> {
     pieces: Range<u64>,
 }
 
+/// One of a work's sources, with its own part of the target.
+#[derive(Clone, Debug)]
+pub(crate) struct Source<'a> {
+    /// Address to which its entries are added.
+    pub address: u64,
+    /// Address to which target entries are added.
+    pub target: u64,
+    /// As many as target entries.
+    pub entries: Cow<'a, [u64]>,
+}
+
 impl<'a> Work<'a> {
-    /// All of a loop, in pieces of at most `piece_bytes`.
+    /// All of some loops that differ in their sources only, in pieces of at most `piece_bytes`.
     pub fn new(
         strided: &Strided,
-        (source, source_entries): (u64, &'a [u64]),
-        (target, target_entries): (u64, &'a [u64]),
+        mut sources: Vec<Source<'a>>,
+        mut target_entries: Cow<'a, [u64]>,
         piece_bytes: u64,
     ) -> Self {
-        let (source_entries, target_entries) = in_order(source_entries, target_entries, strided.num_bytes());
+        if let [source] = sources.as_mut_slice() {
+            in_order(&mut source.entries, &mut target_entries, strided.num_bytes());
+        }
         let table_bytes = extent(&target_entries);
         let dims = strided.looping();
         // What steps over the whole table goes around it, so that memory is walked in one direction.
         let around = dims.iter().take_while(|dim| dim.target_stride > table_bytes).count();
         let piece_bytes = piece_bytes.min(strided.run_bytes);
-        let runs = Dim { count: target_entries.len() as u64, source_stride: 0, target_stride: 0 };
+        let count = (target_entries.len() * sources.len()) as u64;
+        let runs = Dim { count, source_stride: 0, target_stride: 0 };
         let pieces = Dim {
             count: strided.run_bytes.div_ceil(piece_bytes.max(1)),
             source_stride: piece_bytes,
@@ -61,9 +75,7 @@ impl<'a> Work<'a> {
         let entries_level = if looping(&runs) { first_level + outer.len() } else { MAX_LEVELS };
         let total = used.iter().map(|dim| dim.count).product();
         Self {
-            source,
-            target,
-            source_entries,
+            sources,
             target_entries,
             levels,
             first_level,
@@ -75,8 +87,9 @@ impl<'a> Work<'a> {
     }
 
     /// One strided copy between two addresses.
-    pub fn single(strided: &Strided, source: u64, target: u64) -> Work<'static> {
-        Work::new(strided, (source, &[0]), (target, &[0]), u64::MAX)
+    pub fn single(strided: &Strided, address: u64, target: u64) -> Work<'static> {
+        let source = Source { address, target, entries: Cow::Borrowed(&[0]) };
+        Work::new(strided, vec![source], Cow::Borrowed(&[0]), u64::MAX)
     }
 
     /// Bytes moved, as if every piece were whole.
@@ -91,11 +104,11 @@ impl<'a> Work<'a> {
 
     /// Bytes that every target address is a multiple of, at most a cache line.
     pub fn target_alignment(&self) -> u64 {
-        let strides = self
-            .levels
-            .iter()
-            .fold(self.target | self.piece_bytes | 64, |bits, dim| bits | dim.target_stride);
-        let bits = self.target_entries.iter().fold(strides, |bits, entry| bits | entry);
+        let targets = self.sources.iter().map(|source| source.target);
+        let strides = self.levels.iter().map(|dim| dim.target_stride);
+        let entries = self.target_entries.iter().copied();
+        let bits =
+            targets.chain(strides).chain(entries).fold(self.piece_bytes | 64, |bits, each| bits | each);
         1 << bits.trailing_zeros()
     }
 
@@ -107,29 +120,78 @@ impl<'a> Work<'a> {
         (Self { pieces: self.pieces.start..at, ..self }, later)
     }
 
-    /// A cursor on the first piece.
-    pub fn cursor(&self) -> Cursor<'_> {
-        let mut index = [0; MAX_LEVELS];
+    /// The addresses that an index of the entries' level adds: every entry of the first source, of the second
+    /// and so on, before the next entry.
+    fn entry(&self, index: u64) -> (u64, u64) {
+        let (entry, source) = match self.sources.as_slice() {
+            [one] => (as_index(index), one),
+            several => (as_index(index) / several.len(), &several[as_index(index) % several.len()]),
+        };
+        (source.address + source.entries[entry], source.target + self.target_entries[entry])
+    }
+
+    /// Walks the rows that the pieces make up.
+    pub fn rows(&self) -> Rows<'_> {
+        let mut rows = Rows { work: self, index: [0; MAX_LEVELS], source: 0, target: 0, left: 0 };
+        rows.left = self.pieces.end - self.pieces.start;
+        if rows.left == 0 {
+            return rows;
+        }
         let mut rest = self.pieces.start;
-        let (mut source, mut target) = (self.source, self.target);
+        let mut entry = 0;
         for level in (self.first_level..MAX_LEVELS).rev() {
             let dim = self.levels[level];
-            let (above, at) = if rest == 0 { (0, 0) } else { (rest / dim.count, rest % dim.count) };
-            rest = above;
-            index[level] = at;
-            source += at * dim.source_stride;
-            target += at * dim.target_stride;
+            rows.index[level] = rest % dim.count;
+            rest /= dim.count;
+            if level == self.entries_level {
+                entry = rows.index[level];
+            }
+            rows.source += rows.index[level] * dim.source_stride;
+            rows.target += rows.index[level] * dim.target_stride;
         }
-        let entry = as_index(index.get(self.entries_level).copied().unwrap_or(0));
-        source += self.source_entries.get(entry).copied().unwrap_or(0);
-        target += self.target_entries.get(entry).copied().unwrap_or(0);
-        Cursor { work: self, index, source, target, left: self.pieces.end - self.pieces.start }
+        let (source, target) = self.entry(entry);
+        rows.source += source;
+        rows.target += target;
+        rows
+    }
+
+    /// Pieces of a row, but for the first and last.
+    pub fn row_pieces(&self) -> u64 {
+        if self.has_rows() { self.levels[ROW_LEVEL].count } else { 1 }
+    }
+
+    /// Whether the last level steps by strides; entries are looked up one by one.
+    fn has_rows(&self) -> bool {
+        self.first_level < MAX_LEVELS && self.entries_level != ROW_LEVEL
+    }
+
+    fn has_pieces(&self) -> bool {
+        self.piece_bytes != self.run_bytes
     }
 }
 
-/// Walks the pieces of a work in their order.
+/// Pieces at equal steps from one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Row {
+    /// Address of the first.
+    pub source: u64,
+    /// Address of the first.
+    pub target: u64,
+    /// Bytes from one to the next.
+    pub source_stride: u64,
+    /// Bytes from one to the next.
+    pub target_stride: u64,
+    /// How many.
+    pub pieces: u64,
+    /// Bytes of each but the last.
+    pub piece_bytes: u64,
+    /// Bytes of the last.
+    pub last_bytes: u64,
+}
+
+/// Walks the pieces of a work in the order of their targets, a row at a time.
 #[derive(Clone, Debug)]
-pub(crate) struct Cursor<'a> {
+pub(crate) struct Rows<'a> {
     work: &'a Work<'a>,
     index: [u64; MAX_LEVELS],
     source: u64,
@@ -137,37 +199,62 @@ pub(crate) struct Cursor<'a> {
     left: u64,
 }
 
-/// One contiguous copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
-    /// Address.
-    pub source: u64,
-    /// Address.
-    pub target: u64,
-    /// Bytes.
-    pub num_bytes: u64,
-}
-
-impl Iterator for Cursor<'_> {
-    type Item = Piece;
+impl Iterator for Rows<'_> {
+    type Item = Row;
 
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "one call a piece, of which there may be millions")]
-    fn next(&mut self) -> Option<Piece> {
-        self.left = self.left.checked_sub(1)?;
+    #[expect(clippy::inline_always, reason = "a row may be one piece, of which there may be millions")]
+    fn next(&mut self) -> Option<Row> {
+        if self.left == 0 {
+            return None;
+        }
         let work = self.work;
-        let piece = Piece { source: self.source, target: self.target, num_bytes: self.num_bytes() };
-        for level in (work.first_level..MAX_LEVELS).rev() {
+        let mut row = Row {
+            source: self.source,
+            target: self.target,
+            source_stride: 0,
+            target_stride: 0,
+            pieces: 1,
+            piece_bytes: work.piece_bytes,
+            last_bytes: work.piece_bytes,
+        };
+        let mut above = MAX_LEVELS;
+        if work.has_rows() {
+            let dim = &work.levels[ROW_LEVEL];
+            let begin = self.index[ROW_LEVEL];
+            row.pieces = (dim.count - begin).min(self.left);
+            (row.source_stride, row.target_stride) = (dim.source_stride, dim.target_stride);
+            if work.has_pieces() && begin + row.pieces == dim.count {
+                row.last_bytes = work.run_bytes - (dim.count - 1) * work.piece_bytes;
+            }
+            // Back to the row's first piece; the level above steps on.
+            self.source = self.source.wrapping_sub(begin * dim.source_stride);
+            self.target = self.target.wrapping_sub(begin * dim.target_stride);
+            self.index[ROW_LEVEL] = 0;
+            above = ROW_LEVEL;
+        }
+        self.left -= row.pieces;
+        self.step(above);
+        Some(row)
+    }
+}
+
+impl Rows<'_> {
+    /// Steps on at the level before `above`, and at those before it where that is through.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as above")]
+    fn step(&mut self, above: usize) {
+        let work = self.work;
+        for level in (work.first_level..above).rev() {
             let dim = &work.levels[level];
             let at = self.index[level] + 1;
             let wraps = at == dim.count;
             self.index[level] = if wraps { 0 } else { at };
             // Addresses wrap around on purpose: entries need not ascend, and the last step goes back.
             if level == work.entries_level {
-                let (from, to) = (as_index(at - 1), as_index(self.index[level]));
-                let step = |entries: &[u64]| entries[to].wrapping_sub(entries[from]);
-                self.source = self.source.wrapping_add(step(&work.source_entries));
-                self.target = self.target.wrapping_add(step(&work.target_entries));
+                let (from, to) = (work.entry(at - 1), work.entry(self.index[level]));
+                self.source = self.source.wrapping_add(to.0.wrapping_sub(from.0));
+                self.target = self.target.wrapping_add(to.1.wrapping_sub(from.1));
             } else if wraps {
                 self.source = self.source.wrapping_sub((dim.count - 1) * dim.source_stride);
                 self.target = self.target.wrapping_sub((dim.count - 1) * dim.target_stride);
@@ -179,19 +266,6 @@ impl Iterator for Cursor<'_> {
                 break;
             }
         }
-        Some(piece)
-    }
-}
-
-impl Cursor<'_> {
-    /// Bytes of the piece that it is on.
-    fn num_bytes(&self) -> u64 {
-        let work = self.work;
-        if work.piece_bytes == work.run_bytes {
-            return work.run_bytes;
-        }
-        let before = self.index[MAX_LEVELS - 1] * work.piece_bytes; // pieces of a run are the last level
-        work.piece_bytes.min(work.run_bytes - before)
     }
 }
 
@@ -200,17 +274,17 @@ fn as_index(entry: u64) -> usize {
     entry as usize
 }
 
-/// Entries in the order in which they are visited: that of the targets, which is theirs, unless only the
-/// sources are dense. The side that is dense is then walked without leaps.
-fn in_order<'a>(source: &'a [u64], target: &'a [u64], entry_bytes: u64) -> (Cow<'a, [u64]>, Cow<'a, [u64]>) {
+/// Puts entries into the order in which they are visited: that of the targets, which is theirs, unless only
+/// the sources are dense. The side that is dense is then walked without leaps.
+fn in_order(source: &mut Cow<'_, [u64]>, target: &mut Cow<'_, [u64]>, entry_bytes: u64) {
     let is_dense = |entries: &[u64]| extent(entries) / 2 <= entry_bytes.saturating_mul(entries.len() as u64);
     if is_dense(target) || !is_dense(source) {
-        return (Cow::Borrowed(source), Cow::Borrowed(target));
+        return;
     }
     let mut pairs: Vec<(u64, u64)> = source.iter().copied().zip(target.iter().copied()).collect();
     pairs.sort_unstable();
-    let (source, target): (Vec<u64>, Vec<u64>) = pairs.into_iter().unzip();
-    (Cow::Owned(source), Cow::Owned(target))
+    let (sources, targets): (Vec<u64>, Vec<u64>) = pairs.into_iter().unzip();
+    (*source, *target) = (Cow::Owned(sources), Cow::Owned(targets));
 }
 
 /// Bytes from the lowest entry to the highest.
@@ -248,6 +322,7 @@ pub(crate) fn cut(work: Vec<Work<'_>>, parts: usize) -> Vec<Vec<Work<'_>>> {
 
 #[cfg(test)]
 mod tests {
+    use kvferry_core::moves::strided::each_step;
     use proptest::prelude::*;
 
     use super::*;
@@ -263,9 +338,16 @@ mod tests {
 
     /// Every byte's source and target, in the order of the work.
     fn bytes(work: &[Work<'_>]) -> Vec<(u64, u64)> {
-        let piece =
-            |piece: Piece| (0..piece.num_bytes).map(move |byte| (piece.target + byte, piece.source + byte));
-        work.iter().flat_map(|work| work.cursor().flat_map(piece)).collect()
+        let mut bytes = Vec::new();
+        for row in work.iter().flat_map(Work::rows) {
+            for piece in 0..row.pieces {
+                let (source, target) =
+                    (row.source + piece * row.source_stride, row.target + piece * row.target_stride);
+                let num_bytes = if piece + 1 == row.pieces { row.last_bytes } else { row.piece_bytes };
+                bytes.extend((0..num_bytes).map(|byte| (target + byte, source + byte)));
+            }
+        }
+        bytes
     }
 
     proptest! {
@@ -273,19 +355,28 @@ mod tests {
         fn pieces_are_the_loops_bytes_however_they_are_cut(
             run_bytes in 1_u64..70,
             dims in dims(),
-            entries in prop::collection::vec((0_u64..9000, 0_u64..9000), 0..12),
+            targets in prop::collection::vec(0_u64..9000, 0..12),
+            sources in prop::collection::vec((prop::collection::vec(0_u64..9000, 12), 0_u64..9000), 1..4),
             piece_bytes in 1_u64..40,
             parts in 1_usize..6,
         ) {
             let strided = Strided::new(run_bytes, dims.iter().copied()).unwrap();
-            let (sources, targets): (Vec<u64>, Vec<u64>) = entries.iter().copied().unzip();
-            let work = Work::new(&strided, (1000, &sources), (5000, &targets), piece_bytes);
+            let source = |(index, (entries, target)): (usize, &'_ (Vec<u64>, u64))| Source {
+                address: 10_000 * index as u64,
+                target: *target,
+                entries: entries[..targets.len()].to_vec().into(),
+            };
+            let from: Vec<Source<'_>> = sources.iter().enumerate().map(source).collect();
             let mut expected = Vec::new();
-            for (source, target) in &entries {
-                kvferry_core::moves::strided::each_step(&strided.dims, 1000 + source, 5000 + target, &mut |s, t| {
-                    expected.extend((0..strided.run_bytes).map(|byte| (t + byte, s + byte)));
-                });
+            for Source { address, target, entries } in &from {
+                for (source_entry, target_entry) in entries.iter().zip(&targets) {
+                    let (begin, end) = (address + source_entry, target + target_entry);
+                    each_step(&strided.dims, begin, end, &mut |source, target| {
+                        expected.extend((0..strided.run_bytes).map(|byte| (target + byte, source + byte)));
+                    });
+                }
             }
+            let work = Work::new(&strided, from, (&targets).into(), piece_bytes);
             let whole = bytes(std::slice::from_ref(&work));
             let cut = cut(vec![work], parts);
             prop_assert!(cut.len() <= parts);

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use crate::work::{Piece, Work};
+use crate::work::{Row, Work};
 
 /// Bytes up to which a piece is moved here, vector by vector; calling `memcpy` costs more than that.
 const SHORT_BYTES: usize = 512;
@@ -49,10 +49,11 @@ pub(super) trait Vector: Copy {
 ///
 /// As for [`super::Kernel::run`].
 pub(super) unsafe fn copy_each(work: &Work<'_>) {
-    for piece in work.cursor() {
-        let (source, target, num_bytes) = ends(piece);
-        // SAFETY: the caller guarantees the piece.
-        unsafe { ptr::copy_nonoverlapping(source, target, num_bytes) };
+    for row in work.rows() {
+        for piece in Pieces(row) {
+            // SAFETY: the caller guarantees the piece.
+            unsafe { ptr::copy_nonoverlapping(piece.source, piece.target, piece.num_bytes) };
+        }
     }
 }
 
@@ -64,20 +65,21 @@ pub(super) unsafe fn copy_each(work: &Work<'_>) {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
 pub(super) unsafe fn copy_vectors<V: Vector>(work: &Work<'_>) {
-    for piece in work.cursor() {
-        let (source, target, num_bytes) = ends(piece);
-        // SAFETY: the caller guarantees the piece, and the machine for `V`.
-        unsafe {
-            if num_bytes > SHORT_BYTES || num_bytes < V::BYTES {
-                ptr::copy_nonoverlapping(source, target, num_bytes);
-            } else {
-                // The last vector ends with the piece, and may overlap the one before it.
-                let last = num_bytes - V::BYTES;
-                let tail = V::load(source.add(last));
-                for offset in (0..last).step_by(V::BYTES) {
-                    V::load(source.add(offset)).store(target.add(offset));
+    for row in work.rows() {
+        for Piece { source, target, num_bytes } in Pieces(row) {
+            // SAFETY: the caller guarantees the piece, and the machine for `V`.
+            unsafe {
+                if num_bytes > SHORT_BYTES || num_bytes < V::BYTES {
+                    ptr::copy_nonoverlapping(source, target, num_bytes);
+                } else {
+                    // The last vector ends with the piece, and may overlap the one before it.
+                    let last = num_bytes - V::BYTES;
+                    let tail = V::load(source.add(last));
+                    for offset in (0..last).step_by(V::BYTES) {
+                        V::load(source.add(offset)).store(target.add(offset));
+                    }
+                    tail.store(target.add(last));
                 }
-                tail.store(target.add(last));
             }
         }
     }
@@ -91,56 +93,163 @@ pub(super) unsafe fn copy_vectors<V: Vector>(work: &Work<'_>) {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
 pub(super) unsafe fn stream_vectors<V: Vector>(work: &Work<'_>) {
-    let lead = (AHEAD_BYTES / work.piece_bytes().max(1)).max(1);
-    let mut ahead = work.cursor();
-    for _ in 0..lead {
+    let row_bytes = work.piece_bytes().saturating_mul(work.row_pieces()).max(1);
+    let mut ahead = work.rows();
+    for _ in 0..(AHEAD_BYTES / row_bytes) {
         ahead.next();
     }
-    for piece in work.cursor() {
-        let (source, target, num_bytes) = ends(piece);
-        let later = ahead.next().map_or(source, |piece| ends(piece).0);
-        // SAFETY: the caller guarantees the piece, and the machine for `V`.
-        unsafe { stream_piece::<V>(source, target, num_bytes, later) };
+    // Within a long row, the pieces to ask for are those that follow.
+    let lead = if row_bytes > AHEAD_BYTES { AHEAD_BYTES / work.piece_bytes().max(1) } else { 0 };
+    let mut lines = Lines::new();
+    for row in work.rows() {
+        let later = if lead > 0 { row } else { ahead.next().unwrap_or(row) };
+        let mut later_source = later.source.wrapping_add(lead.wrapping_mul(later.source_stride));
+        for Piece { source, target, num_bytes } in Pieces(row) {
+            // SAFETY: the caller guarantees the piece, and the machine for `V`.
+            unsafe { lines.push::<V>(source, target, num_bytes, source_at(later_source)) };
+            later_source = later_source.wrapping_add(later.source_stride);
+        }
+    }
+    // SAFETY: what is left of the last piece belongs to it.
+    unsafe { lines.flush() };
+}
+
+/// Writes whole lines past the caches. A line that one piece begins and the next one ends is put together
+/// first; only what has no neighbour is written through the caches.
+struct Lines {
+    /// The last line's worth of the piece before, and the first of this one.
+    joint: [u8; 2 * LINE_BYTES],
+    /// Bytes at the end of the piece before that are not written yet: the beginning of a line.
+    pending: usize,
+    /// Where that piece ends.
+    end: *mut u8,
+}
+
+impl Lines {
+    fn new() -> Self {
+        Self { joint: [0; 2 * LINE_BYTES], pending: 0, end: ptr::null_mut() }
+    }
+
+    /// Copies a piece, but for the beginning of a line at its end; asks for as many lines of `later`, of which
+    /// nothing is read.
+    ///
+    /// # Safety
+    ///
+    /// Both ends must be valid for so many bytes and not overlap, those of the piece before must still be,
+    /// and the machine must have `V`.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
+    unsafe fn push<V: Vector>(
+        &mut self,
+        source: *const u8,
+        target: *mut u8,
+        num_bytes: usize,
+        later: *const u8,
+    ) {
+        // SAFETY: the caller guarantees both ends. Lines begin at multiples of a line, and all of one belongs
+        // to this piece, or to the one before and this.
+        unsafe {
+            if num_bytes < LINE_BYTES || target != self.end {
+                self.flush();
+            }
+            if num_bytes < LINE_BYTES {
+                return ptr::copy_nonoverlapping(source, target, num_bytes);
+            }
+            let begin = if self.pending > 0 {
+                let head = self.joint.as_mut_ptr().add(LINE_BYTES);
+                let line_begin = target.sub(self.pending);
+                line::<V>(source, |vector, offset| vector.store(head.add(offset)));
+                line::<V>(head.sub(self.pending), |vector, offset| vector.stream(line_begin.add(offset)));
+                LINE_BYTES - self.pending
+            } else {
+                let before = target.align_offset(LINE_BYTES);
+                if before > 0 {
+                    ptr::copy_nonoverlapping(source, target, before);
+                }
+                before
+            };
+            let lines_end = begin + (num_bytes - begin) / LINE_BYTES * LINE_BYTES;
+            for at in (begin..lines_end).step_by(LINE_BYTES) {
+                V::prefetch(later.wrapping_add(at));
+                line::<V>(source.add(at), |vector, offset| vector.stream(target.add(at + offset)));
+            }
+            self.pending = num_bytes - lines_end;
+            self.end = target.add(num_bytes);
+            if self.pending > 0 {
+                let joint = self.joint.as_mut_ptr();
+                line::<V>(source.add(num_bytes - LINE_BYTES), |vector, offset| {
+                    vector.store(joint.add(offset));
+                });
+            }
+        }
+    }
+
+    /// Writes what is pending through the caches.
+    ///
+    /// # Safety
+    ///
+    /// The target of the piece before must still be valid.
+    unsafe fn flush(&mut self) {
+        if self.pending > 0 {
+            let begin = LINE_BYTES - self.pending;
+            // SAFETY: they are the last bytes of that piece.
+            unsafe {
+                let target = self.end.sub(self.pending);
+                ptr::copy_nonoverlapping(self.joint.as_ptr().add(begin), target, self.pending);
+            }
+            self.pending = 0;
+        }
     }
 }
 
-/// Whole lines of the target past the caches, what comes before and after them through the caches; asks for
-/// as many lines of `later`, of which nothing is read.
+/// Moves a line through registers; `write` is given each vector and its offset.
 ///
 /// # Safety
 ///
-/// Both ends must be valid for so many bytes and not overlap, and the machine must have `V`.
+/// A line must be valid for reads, and the machine must have `V`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
-unsafe fn stream_piece<V: Vector>(source: *const u8, target: *mut u8, num_bytes: usize, later: *const u8) {
-    let before = target.align_offset(LINE_BYTES).min(num_bytes);
-    let lines_end = before + (num_bytes - before) / LINE_BYTES * LINE_BYTES;
-    // SAFETY: the caller guarantees both ends; `target + offset` is a multiple of a line for every offset
-    // between `before` and `lines_end`.
-    unsafe {
-        if before > 0 {
-            ptr::copy_nonoverlapping(source, target, before);
-        }
-        for line in (before..lines_end).step_by(LINE_BYTES) {
-            V::prefetch(later.wrapping_add(line));
-            for offset in (line..line + LINE_BYTES).step_by(V::BYTES) {
-                V::load(source.add(offset)).stream(target.add(offset));
-            }
-        }
-        if lines_end < num_bytes {
-            ptr::copy_nonoverlapping(source.add(lines_end), target.add(lines_end), num_bytes - lines_end);
-        }
+unsafe fn line<V: Vector>(source: *const u8, write: impl Fn(V, usize)) {
+    for offset in (0..LINE_BYTES).step_by(V::BYTES) {
+        // SAFETY: the caller guarantees the line.
+        write(unsafe { V::load(source.add(offset)) }, offset);
     }
 }
 
-/// The ends of a piece as pointers.
+/// One contiguous copy.
+struct Piece {
+    source: *const u8,
+    target: *mut u8,
+    num_bytes: usize,
+}
+
+/// The pieces of a row.
+struct Pieces(Row);
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "one call a piece, of which there may be millions")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "addresses and sizes of memory fit a pointer's width"
+    )]
+    fn next(&mut self) -> Option<Piece> {
+        let row = &mut self.0;
+        row.pieces = row.pieces.checked_sub(1)?;
+        let num_bytes = if row.pieces == 0 { row.last_bytes } else { row.piece_bytes };
+        let target = ptr::with_exposed_provenance_mut(row.target as usize);
+        let piece = Piece { source: source_at(row.source), target, num_bytes: num_bytes as usize };
+        row.source = row.source.wrapping_add(row.source_stride);
+        row.target = row.target.wrapping_add(row.target_stride);
+        Some(piece)
+    }
+}
+
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "one call a piece")]
-#[expect(clippy::cast_possible_truncation, reason = "addresses and sizes of memory fit a pointer's width")]
-fn ends(piece: Piece) -> (*const u8, *mut u8, usize) {
-    (
-        ptr::with_exposed_provenance(piece.source as usize),
-        ptr::with_exposed_provenance_mut(piece.target as usize),
-        piece.num_bytes as usize,
-    )
+#[expect(clippy::cast_possible_truncation, reason = "addresses of memory fit a pointer's width")]
+fn source_at(address: u64) -> *const u8 {
+    ptr::with_exposed_provenance(address as usize)
 }

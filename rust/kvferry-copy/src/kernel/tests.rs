@@ -6,7 +6,7 @@ use proptest::sample::Index;
 use kvferry_core::moves::strided::{Dim, MAX_DIMS, Strided};
 
 use super::supported;
-use crate::work::{Work, cut};
+use crate::work::{Source, Work, cut};
 
 /// Bytes that a case moves at most: tests are not optimised.
 const MAX_BYTES: u64 = 100_000;
@@ -161,8 +161,9 @@ proptest! {
             target.fill(UNTOUCHED);
             let from = source.as_ptr().expose_provenance() as u64 + source_begin;
             let to = target.as_mut_ptr().expose_provenance() as u64 + target_begin;
-            let ends = ((from, case.source.entries.as_slice()), (to, case.target.entries.as_slice()));
-            let work = Work::new(&strided, ends.0, ends.1, kernel.piece_bytes());
+            let from = Source { address: from, target: to, entries: (&case.source.entries).into() };
+            let target_entries = (&case.target.entries).into();
+            let work = Work::new(&strided, vec![from], target_entries, kernel.piece_bytes());
             for work in cut(vec![work], parts).iter().flatten() {
                 // SAFETY: both vectors live on, each end lies inside its own, and no slot of the target is
                 // named twice; the kernel is one of this machine.
