@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// What decides which compiler is found.
-const VARIABLES: [&str; 6] = ["KVFERRY_NVCC", "PATH", "CUDA_HOME", "PYO3_PYTHON", "VIRTUAL_ENV", "PYTHONPATH"];
+const VARIABLES: [&str; 6] =
+    ["KVFERRY_NVCC", "PATH", "CUDA_HOME", "PYO3_PYTHON", "VIRTUAL_ENV", "PYTHONPATH"];
 /// Architectures that get code of their own; later ones compile the portable form when they load it.
 const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
 const PORTABLE_ARCHITECTURE: &str = "80";
@@ -91,7 +92,8 @@ fn compile(nvcc: &Path, cuda: &Path, image: &Path) -> Result<(), String> {
     for architecture in ARCHITECTURES {
         command.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
     }
-    command.arg(format!("-gencode=arch=compute_{PORTABLE_ARCHITECTURE},code=compute_{PORTABLE_ARCHITECTURE}"));
+    command
+        .arg(format!("-gencode=arch=compute_{PORTABLE_ARCHITECTURE},code=compute_{PORTABLE_ARCHITECTURE}"));
     command.arg("-I").arg(cuda.join("include")).arg("-o").arg(image).arg(&source);
     let stamp = image.with_extension("stamp");
     let made_of = format!("{command:?}\n{}", sources(cuda));

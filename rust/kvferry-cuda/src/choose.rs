@@ -75,9 +75,10 @@ impl Thresholds {
     fn overridden(self, read: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let value = |name: &str, usual: u64| match read(name) {
             None => Ok(usual),
-            Some(text) => text.trim().parse().map_err(|_| {
-                Error::Value(format!("{name}={text:?} is not a number of 0 or more"))
-            }),
+            Some(text) => text
+                .trim()
+                .parse()
+                .map_err(|_| Error::Value(format!("{name}={text:?} is not a number of 0 or more"))),
         };
         let [upload, download, pieces] = Self::VARIABLES;
         Ok(Self {

@@ -6,12 +6,11 @@
 use kvferry_core::Result;
 use kvferry_core::copies::repair::Repair;
 use kvferry_core::moves::overlap::BoundSchedule;
-use kvferry_core::moves::schedule::Schedule;
 
 use crate::job::{DEVICE_THREADS, Job};
 use crate::matrices::{Matrices, through_device_memory};
 use crate::reach;
-use crate::records::{CopyLoops, CopyRuns, Transpose, narrow};
+use crate::records::{CopyLoops, CopyRuns, Transpose};
 
 /// In what order an emulated grid runs.
 #[repr(C)]
@@ -60,16 +59,12 @@ unsafe extern "C" {
 /// As for `kvferry_copy::copy`.
 pub unsafe fn copy(bound: &[BoundSchedule<'_>], order: Order) -> Result<()> {
     let mut job = Job::new(order.threads);
-    for BoundSchedule { schedule, source, target } in bound {
-        let Schedule { loops, table } = schedule;
-        let first = job.push_table(table);
-        for copy in loops {
-            let (source, target) = (&source[copy.source_tensor], &target[copy.target_tensor]);
-            reach::check_loop(copy, table, source, target);
-            let (source, target) = (source.address + copy.source_offset, target.address + copy.target_offset);
-            let entries = job.entries(first + copy.entries.start..first + copy.entries.end);
-            job.push(&copy.strided, source, target, &entries)?;
-        }
+    for bound in bound {
+        reach::check_loops(bound);
+        let BoundSchedule { schedule, source, target } = bound;
+        job.push_schedule(schedule, |copy| {
+            Ok(Some((source[copy.source_tensor].address, target[copy.target_tensor].address)))
+        })?;
     }
     // SAFETY: the caller guarantees the memory, in which every loop lies.
     unsafe { run(&job, order) };
@@ -116,17 +111,8 @@ pub unsafe fn repair(repair: &Repair, order: Order, scratch: Scratch) -> Result<
 ///
 /// Whatever the job reads and writes must be valid for that.
 unsafe fn run(job: &Job, order: Order) {
-    let loops = CopyLoops {
-        loops: address_of(&job.loops),
-        table: address_of(&job.table),
-        num_tiles: job.loop_tiles,
-        num_loops: narrow(job.loops.len() as u64),
-    };
-    let runs = CopyRuns {
-        runs: address_of(&job.runs),
-        num_tiles: job.run_tiles,
-        num_runs: narrow(job.runs.len() as u64),
-    };
+    let loops = CopyLoops::new(job, address_of(&job.loops), address_of(&job.table));
+    let runs = CopyRuns::new(job, address_of(&job.runs));
     // SAFETY: the caller guarantees what is copied; the records outlive the calls.
     let misaligned = unsafe {
         kvferry_emulated_copy_loops(&raw const loops, &raw const order)

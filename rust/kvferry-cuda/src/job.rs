@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use kvferry_core::moves::schedule::BlockTable;
+use kvferry_core::moves::schedule::{BlockTable, CopyLoop, Schedule};
 use kvferry_core::moves::strided::{Dim, Strided, each_step};
 use kvferry_core::{Error, Result};
 
+use crate::ranges::Ranges;
 use crate::records::{self, Divisor, Entry, Loop, Run, narrow};
 
 /// Threads of a block, and vectors that each holds at once, as `block.cuh` declares them.
@@ -63,6 +64,24 @@ impl Job {
         Self { threads: u64::from(threads), loops, table, runs, loop_tiles: 0, run_tiles: 0 }
     }
 
+    /// Adds those loops of a schedule for which `tensors` gives the addresses of source and target.
+    pub fn push_schedule(
+        &mut self,
+        schedule: &Schedule,
+        mut tensors: impl FnMut(&CopyLoop) -> Result<Option<(u64, u64)>>,
+    ) -> Result<()> {
+        let mut table = None;
+        let mut known = Ranges::default();
+        for copy in &schedule.loops {
+            let Some((source, target)) = tensors(copy)? else { continue };
+            let first = *table.get_or_insert_with(|| self.push_table(&schedule.table));
+            let Range { start, end } = copy.entries;
+            let entries = known.of(start..end, || self.entries(first + start..first + end));
+            self.push(&copy.strided, source + copy.source_offset, target + copy.target_offset, &entries)?;
+        }
+        Ok(())
+    }
+
     /// Adds a block table; its first entry's index.
     pub fn push_table(&mut self, table: &BlockTable) -> usize {
         let first = self.table.len();
@@ -85,7 +104,7 @@ impl Job {
     pub fn push(&mut self, strided: &Strided, source: u64, target: u64, entries: &Entries) -> Result<()> {
         let runs = runs(strided).and_then(|runs| runs.checked_mul(entries.range.len() as u64));
         let bytes = runs.and_then(|runs| runs.checked_mul(strided.run_bytes));
-        let (Some(runs), Some(_)) = (runs, bytes.filter(|bytes| *bytes <= i64::MAX as u64)) else {
+        let (Some(runs), Some(_)) = (runs, bytes.filter(|bytes| i64::try_from(*bytes).is_ok())) else {
             return Err(Error::Value("a copy of more than 2^63 bytes".to_owned()));
         };
         if runs == 0 || strided.run_bytes == 0 {
@@ -93,7 +112,8 @@ impl Job {
         }
         let vector_bytes = vector_bytes(source | target | entries.bits | step_bits(strided));
         let fits = self.runs.len() as u64 + runs <= MAX_RECORDS;
-        if fits && (runs <= FEW_RUNS || is_better_run_by_run(strided, source, target, entries, vector_bytes)) {
+        if fits && (runs <= FEW_RUNS || is_better_run_by_run(strided, source, target, entries, vector_bytes))
+        {
             self.push_runs(strided, source, target, entries);
             return Ok(());
         }
@@ -224,8 +244,14 @@ mod tests {
         let few = job(&strided(100, &[(2, 200, 100)]), 1, 2, &[(0, 0), (1000, 2000)]).unwrap();
         assert!(few.loops.is_empty());
         let ends: Vec<_> = few.runs.iter().map(|run| (run.source, run.target, run.num_bytes)).collect();
-        assert_eq!(ends, [(1, 2, 200), (1001, 2002, 200)].map(|run| (run.0, run.1, run.2 / 2)).into_iter()
-            .flat_map(|run| [run, (run.0 + 200, run.1 + 100, run.2)]).collect::<Vec<_>>());
+        assert_eq!(
+            ends,
+            [(1, 2, 200), (1001, 2002, 200)]
+                .map(|run| (run.0, run.1, run.2 / 2))
+                .into_iter()
+                .flat_map(|run| [run, (run.0 + 200, run.1 + 100, run.2)])
+                .collect::<Vec<_>>()
+        );
 
         let table: Vec<_> = (0..9).map(|entry| (entry * 8192, entry * 4096)).collect();
         let odd_ends = job(&strided(4000, &[]), 4, 20, &table).unwrap();
@@ -257,7 +283,8 @@ mod tests {
         assert_eq!((long_run.loops.len(), vectors), (6, 8 * ((5 << 30) + 1)));
         assert_eq!(long_run.loops[5].target, 1 + (5 << 30));
 
-        let many_runs = job(&strided(16, &[(3 << 20, 1 << 25, 1 << 24), (1 << 10, 64, 32)]), 0, 0, &table).unwrap();
+        let many_runs =
+            job(&strided(16, &[(3 << 20, 1 << 25, 1 << 24), (1 << 10, 64, 32)]), 0, 0, &table).unwrap();
         let vectors: u64 = many_runs.loops.iter().map(|copy| copy.num_vectors).sum();
         assert_eq!((many_runs.loops.len(), vectors), (4, 8 * (3 << 30)));
         assert_eq!(many_runs.loops[2].source, (3 << 19) << 25);

@@ -43,6 +43,11 @@ impl<'a> Matrices<'a> {
         self.transposition.items() * self.transposition.item_bytes()
     }
 
+    /// Bytes that are contiguous where an item is written.
+    pub fn run_bytes(&self) -> u64 {
+        self.transposition.scatter().run_bytes
+    }
+
     /// How many there are.
     pub fn count(&self) -> u64 {
         self.repair.rows.len() as u64 * self.steps.iter().map(|step| step.count).product::<u64>()
@@ -52,7 +57,8 @@ impl<'a> Matrices<'a> {
     pub fn record(&self, address: u64) -> records::Transposition {
         let (gather, scatter) = (self.transposition.gather(), self.transposition.scatter());
         let rows = self.repair.rows.iter().fold(address, |bits, row| bits | row);
-        let steps = self.steps.iter().filter(|step| step.count > 1).fold(rows, |bits, step| bits | step.stride);
+        let steps =
+            self.steps.iter().filter(|step| step.count > 1).fold(rows, |bits, step| bits | step.stride);
         let vector_bytes = vector_bytes(steps | step_bits(&gather) | step_bits(&scatter));
         records::Transposition {
             address,
@@ -150,7 +156,9 @@ mod tests {
 
     #[test]
     fn divisors_are_the_largest_that_fit() {
-        for (number, most, divisor) in [(12, 12, 12), (12, 11, 6), (12, 5, 4), (13, 12, 1), (1, 0, 1), (9, 8, 3)] {
+        for (number, most, divisor) in
+            [(12, 12, 12), (12, 11, 6), (12, 5, 4), (13, 12, 1), (1, 0, 1), (9, 8, 3)]
+        {
             assert_eq!(largest_divisor(number, most), divisor, "{number} up to {most}");
         }
     }
@@ -176,7 +184,10 @@ mod tests {
         assert_eq!(tokens.transposition.item.map(|step| step.count), [4, 128]);
         let record = tokens.record(0);
         assert_eq!((record.num_matrices, record.vector_bytes, record.matrix_vectors), (8, 16, 2048));
-        assert_eq!(Matrices::cut(&repair, 4 << 10).unwrap().transposition.item.map(|step| step.count), [1, 64]);
+        assert_eq!(
+            Matrices::cut(&repair, 4 << 10).unwrap().transposition.item.map(|step| step.count),
+            [1, 64]
+        );
     }
 
     #[test]

@@ -2,15 +2,25 @@
 
 use kvferry_core::copies::repair::{Repair, Transposition};
 use kvferry_core::memory::region::Region;
-use kvferry_core::moves::schedule::{BlockTable, CopyLoop};
+use kvferry_core::moves::overlap::BoundSchedule;
+
+use crate::ranges::Ranges;
 
 /// # Panics
 ///
 /// If a loop reaches outside its tensors. Binding rules that out.
-pub fn check_loop(copy: &CopyLoop, table: &BlockTable, source: &Region, target: &Region) {
-    let (source_span, target_span) = copy.strided.span_bytes();
-    check(source, copy.source_offset, &table.source[copy.entries.clone()], source_span);
-    check(target, copy.target_offset, &table.target[copy.entries.clone()], target_span);
+pub fn check_loops(bound: &BoundSchedule<'_>) {
+    let BoundSchedule { schedule, source, target } = bound;
+    let mut known = Ranges::default();
+    for copy in &schedule.loops {
+        let furthest = |entries: &[u64]| entries[copy.entries.clone()].iter().max().copied();
+        let table = &schedule.table;
+        let (source_entry, target_entry) =
+            known.of(copy.entries.clone(), || (furthest(&table.source), furthest(&table.target)));
+        let (source_span, target_span) = copy.strided.span_bytes();
+        check(&source[copy.source_tensor], copy.source_offset, source_entry, source_span);
+        check(&target[copy.target_tensor], copy.target_offset, target_entry, target_span);
+    }
 }
 
 /// # Panics
@@ -21,11 +31,10 @@ pub fn check_rows(repair: &Repair) {
     let [planes, parts] = repair.matrices;
     let steps = [outer, inner, item[0], item[1], planes, parts];
     let reach = steps.iter().map(|step| (step.count - 1) * step.stride).sum::<u64>();
-    check(&repair.region, 0, &repair.rows, reach + element_bytes);
+    check(&repair.region, 0, repair.rows.iter().max().copied(), reach + element_bytes);
 }
 
-fn check(region: &Region, offset: u64, entries: &[u64], span_bytes: u64) {
-    let furthest = entries.iter().max().copied();
+fn check(region: &Region, offset: u64, furthest: Option<u64>, span_bytes: u64) {
     let end = furthest.map(|entry| offset.checked_add(entry).and_then(|at| at.checked_add(span_bytes)));
     let Region { name, extent_bytes, .. } = region;
     assert!(
@@ -52,10 +61,10 @@ mod tests {
             device: Device::CPU,
             writable: true,
         };
-        let is_inside = |offset| catch_unwind(|| check(&region, offset, &[0, 7], 18)).is_ok();
+        let is_inside = |offset| catch_unwind(|| check(&region, offset, Some(7), 18)).is_ok();
         assert!(is_inside(5)); // 5 + 7 + 18 = 30
         assert!(!is_inside(6));
         assert!(!is_inside(u64::MAX));
-        check(&region, 31, &[], 1);
+        check(&region, 31, None, 1);
     }
 }

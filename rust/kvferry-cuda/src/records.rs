@@ -4,6 +4,8 @@ use std::slice;
 
 use kvferry_core::moves::strided::{self, MAX_DIMS};
 
+use crate::job::Job;
+
 /// Steps that lead from one matrix of a row to the next: the repair's own, and those along an item that is
 /// cut.
 pub const MATRIX_STEPS: usize = 4;
@@ -132,6 +134,13 @@ pub struct CopyLoops {
     pub num_loops: u32,
 }
 
+impl CopyLoops {
+    /// Of a job whose records lie there.
+    pub fn new(job: &Job, loops: u64, table: u64) -> Self {
+        Self { loops, table, num_tiles: job.loop_tiles, num_loops: narrow(job.loops.len() as u64) }
+    }
+}
+
 /// What the run kernel is called with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -139,6 +148,13 @@ pub struct CopyRuns {
     pub runs: u64,
     pub num_tiles: u64,
     pub num_runs: u32,
+}
+
+impl CopyRuns {
+    /// Of a job whose records lie there.
+    pub fn new(job: &Job, runs: u64) -> Self {
+        Self { runs, num_tiles: job.run_tiles, num_runs: narrow(job.runs.len() as u64) }
+    }
 }
 
 /// What the transposing kernel is called with.
@@ -206,7 +222,8 @@ mod tests {
         for value in [1, 2, 3, 5, 7, 641, 1 << 29, (1 << 30) - 1, 1 << 30] {
             let divisor = Divisor::new(value);
             let multiples = (0..4).map(|times| times * value).chain([(1 << 31) / value * value]);
-            for number in multiples.flat_map(|multiple| [multiple.saturating_sub(1), multiple, multiple + 1]) {
+            for number in multiples.flat_map(|multiple| [multiple.saturating_sub(1), multiple, multiple + 1])
+            {
                 let number = number.min((1 << 31) - 1);
                 assert_eq!(divisor.divide(narrow(number)), number / value, "{number} / {value}");
             }

@@ -10,7 +10,10 @@ use crate::common::{Copies, Memory, Rows, copies, order, rows};
 
 fn bound<'a>(
     copies: &'a Copies,
-    (source, target): &'a (Vec<kvferry_core::memory::region::Region>, Vec<kvferry_core::memory::region::Region>),
+    (source, target): &'a (
+        Vec<kvferry_core::memory::region::Region>,
+        Vec<kvferry_core::memory::region::Region>,
+    ),
 ) -> Vec<BoundSchedule<'a>> {
     copies.schedules.iter().map(|schedule| BoundSchedule { schedule, source, target }).collect()
 }

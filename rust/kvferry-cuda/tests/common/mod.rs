@@ -94,20 +94,25 @@ fn one_loop() -> impl Strategy<Value = Loop> {
     let dims = prop::collection::vec((1_u64..5, 0_u64..4, 0_u64..4, any::<u32>()), 0..=4);
     let entries = prop::collection::vec((0_u64..6, any::<u32>()), 0..12);
     let shift = || prop_oneof![3 => Just(0_u64), 1 => 0_u64..16];
-    (unit, run_units, dims, entries, (shift(), shift())).prop_map(|(unit, run_units, dims, entries, shifts)| {
-        let strided = strided(run_units * unit, unit, &dims);
-        let (source_span, target_span) = strided.span_bytes();
-        // Any block may be read, also twice; each is written once, in any order.
-        let mut places: Vec<(u32, usize)> = entries.iter().map(|entry| entry.1).zip(0..).collect();
-        places.sort_unstable();
-        let pairs = entries.iter().zip(places);
-        let entries = pairs
-            .map(|((source, _), (_, target))| {
-                (source * source_span.next_multiple_of(unit), target as u64 * target_span.next_multiple_of(unit))
-            })
-            .collect();
-        Loop { strided, entries, offsets: (unit, 2 * unit), shifts }
-    })
+    (unit, run_units, dims, entries, (shift(), shift())).prop_map(
+        |(unit, run_units, dims, entries, shifts)| {
+            let strided = strided(run_units * unit, unit, &dims);
+            let (source_span, target_span) = strided.span_bytes();
+            // Any block may be read, also twice; each is written once, in any order.
+            let mut places: Vec<(u32, usize)> = entries.iter().map(|entry| entry.1).zip(0..).collect();
+            places.sort_unstable();
+            let pairs = entries.iter().zip(places);
+            let entries = pairs
+                .map(|((source, _), (_, target))| {
+                    (
+                        source * source_span.next_multiple_of(unit),
+                        target as u64 * target_span.next_multiple_of(unit),
+                    )
+                })
+                .collect();
+            Loop { strided, entries, offsets: (unit, 2 * unit), shifts }
+        },
+    )
 }
 
 pub fn copies() -> impl Strategy<Value = Copies> {
@@ -124,8 +129,10 @@ pub fn copies() -> impl Strategy<Value = Copies> {
             for Loop { strided, entries, offsets, shifts } in loops {
                 let furthest = |end: fn(&(u64, u64)) -> u64| entries.iter().map(end).max().unwrap_or(0);
                 let (source_span, target_span) = strided.span_bytes();
-                let extents =
-                    (offsets.0 + furthest(|e| e.0) + source_span, offsets.1 + furthest(|e| e.1) + target_span);
+                let extents = (
+                    offsets.0 + furthest(|e| e.0) + source_span,
+                    offsets.1 + furthest(|e| e.1) + target_span,
+                );
                 let begin = schedule.table.source.len();
                 let BlockTable { source, target } = &mut schedule.table;
                 source.extend(entries.iter().map(|entry| entry.0));
