@@ -27,13 +27,20 @@ fn main() {
     for variable in VARIABLES {
         println!("cargo::rerun-if-env-changed={variable}");
     }
-    println!("cargo::rustc-check-cfg=cfg(kernels)");
+    println!("cargo::rustc-check-cfg=cfg(kernels, disassembler)");
     let image = out.join("kernels.fatbin");
     match find_nvcc().and_then(|nvcc| compile(&nvcc, &cuda, &image).map(|()| nvcc)) {
         Ok(nvcc) => {
             println!("cargo::rustc-cfg=kernels");
             println!("cargo::rustc-env=KVFERRY_KERNELS={}", image.display());
+            println!("cargo::rustc-env=KVFERRY_KERNELS_LOG={}", log(&image).display());
             println!("cargo::rustc-env=KVFERRY_BUILT_WITH_NVCC={}", nvcc.display());
+            if let Some(cuobjdump) =
+                on_path("cuobjdump").chain([nvcc.with_file_name("cuobjdump")]).find(|f| f.is_file())
+            {
+                println!("cargo::rustc-cfg=disassembler");
+                println!("cargo::rustc-env=KVFERRY_CUOBJDUMP={}", cuobjdump.display());
+            }
         }
         Err(reason) => {
             let is_asked_for = env::var_os("KVFERRY_NVCC").is_some_and(|nvcc| !nvcc.is_empty());
@@ -63,13 +70,17 @@ fn find_nvcc() -> Result<PathBuf, String> {
             Ok(nvcc.into())
         };
     }
-    let path = env::var_os("PATH").unwrap_or_default();
-    let on_path = env::split_paths(&path).map(|folder| folder.join("nvcc"));
     let in_toolkit = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
-    let found = on_path.chain(in_toolkit).find(|nvcc| nvcc.is_file());
+    let found = on_path("nvcc").chain(in_toolkit).find(|nvcc| nvcc.is_file());
     found.or_else(|| pythons().into_iter().find_map(|python| in_packages(&python))).ok_or_else(|| {
         "there is no nvcc on the PATH, in CUDA_HOME or in Python's packages (nvidia-cuda-nvcc)".to_owned()
     })
+}
+
+/// Where a program would be on the path.
+fn on_path(program: &str) -> impl Iterator<Item = PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).map(|folder| folder.join(program)).collect::<Vec<_>>().into_iter()
 }
 
 fn pythons() -> Vec<PathBuf> {
@@ -88,7 +99,7 @@ fn in_packages(python: &Path) -> Option<PathBuf> {
 fn compile(nvcc: &Path, cuda: &Path, image: &Path) -> Result<(), String> {
     let source = cuda.join("src/kernels.cu");
     let mut command = Command::new(nvcc);
-    command.args(["-fatbin", "-O3", "-std=c++17", "-Xfatbin", "-compress-all"]);
+    command.args(["-fatbin", "-O3", "-std=c++17", "-Xfatbin", "-compress-all", "-Xptxas", "-v"]);
     for architecture in ARCHITECTURES {
         command.arg(format!("-gencode=arch=compute_{architecture},code=sm_{architecture}"));
     }
@@ -105,7 +116,13 @@ fn compile(nvcc: &Path, cuda: &Path, image: &Path) -> Result<(), String> {
         let message = String::from_utf8_lossy(&output.stderr).replace('\n', " | ");
         return Err(format!("{} failed: {message}", nvcc.display()));
     }
-    fs::write(stamp, made_of).map_err(|error| error.to_string())
+    let written = fs::write(log(image), output.stderr).and_then(|()| fs::write(stamp, made_of));
+    written.map_err(|error| error.to_string())
+}
+
+/// What the compiler says about registers and spills.
+fn log(image: &Path) -> PathBuf {
+    image.with_extension("log")
 }
 
 /// The text of everything that the kernels are made of.

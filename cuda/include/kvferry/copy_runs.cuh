@@ -25,6 +25,7 @@ KVFERRY_INLINE void copy_run(uint64_t source, uint64_t target, uint32_t num_byte
     const uint32_t before = misaligned < num_bytes ? misaligned : num_bytes;
     const uint32_t num_vectors = (num_bytes - before) / WIDTH;
     const uint32_t after = before + num_vectors * WIDTH;
+    KVFERRY_ROLLED  // a tile is one turn
     for (uint32_t first = thread; first < num_vectors; first += UNROLL * Block::THREADS) {
         Vector held[UNROLL] = {};
         KVFERRY_UNROLL
