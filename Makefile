@@ -28,6 +28,8 @@ CREATE_VENV = "$(PYTHON)" -m venv .venv
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 DEVELOP = $(BIN)/maturin develop --release $(LOCKED) $(DEVELOP_FLAGS)
+# Tests run host copies through the device's kernels, which no wheel has a use for.
+EMULATED := --features emulated
 
 # What the installed package is built from; Python files are used where they lie.
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
@@ -89,7 +91,7 @@ $(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
 
 # What the demo needs is part of it, so a later `make demo` finds nothing to do.
 $(STAMPS)/dev: $(STAMPS)/venv $(BUILD_INPUTS)
-	$(DEVELOP) --extras test,lint
+	$(DEVELOP) $(EMULATED) --extras test,lint
 	@touch $@ $(STAMPS)/demo
 
 # A failure is left to the script, which says what it skips.

@@ -87,8 +87,8 @@ pub unsafe fn repair(repair: &Repair, order: Order, scratch: Scratch) -> Result<
     reach::check_rows(repair);
     let address = repair.region.address;
     if let Some(matrices) = Matrices::cut(repair, scratch.shared_bytes) {
-        let record = matrices.record(address);
-        let (transposition, rows) = (address_of(&[record]), address_of(&repair.rows));
+        let record = [matrices.record(address)];
+        let (transposition, rows) = (address_of(&record), address_of(&repair.rows));
         let transpose = Transpose { transposition, rows };
         // SAFETY: the caller guarantees the memory, in which every row lies; the records outlive the call.
         let misaligned = unsafe { kvferry_emulated_transpose(&raw const transpose, &raw const order) };

@@ -11,10 +11,10 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMapping, PyTuple};
 
-use crate::args::{self, block_ids, natural, shown};
+use crate::args::{block_ids, natural, shown};
 use crate::dlpack::{self, ManagedTensor};
 use crate::errors::{OrRaise, to_py};
-use crate::host;
+use crate::execution::Execution;
 
 /// Copy whole blocks between tensors of the same content, whatever the layouts.
 ///
@@ -68,11 +68,10 @@ pub fn copy_blocks(
     target_block_ids: &Bound<'_, PyAny>,
     source_layout: &str,
     target_layout: &str,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let _ = stream;
-    let threads = args::threads(threads)?;
+    let execution = Execution::new(stream, threads)?;
     let (source_layout, target_layout) =
         (Layout::parse(source_layout).or_raise()?, Layout::parse(target_layout).or_raise()?);
     let source_ids = block_ids("source_block_ids", source_block_ids)?;
@@ -82,7 +81,7 @@ pub fn copy_blocks(
     py.detach(|| {
         let source = Stack::new(source_layout, sources.views)?;
         let target = Stack::new(target_layout, targets.views)?;
-        run(&layouts::bind(&source, &target, &source_ids, &target_ids)?, threads)
+        run(&layouts::bind(&source, &target, &source_ids, &target_ids)?, execution)
     })
     .or_raise()
 }
@@ -139,11 +138,10 @@ pub fn copy_kv_blocks(
     dst_block_ids: &Bound<'_, PyAny>,
     direction: &Bound<'_, PyAny>,
     strict: bool,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let _ = stream;
-    let threads = args::threads(threads)?;
+    let execution = Execution::new(stream, threads)?;
     if !(direction.eq("h2d")? || direction.eq("d2h")?) {
         let given = shown(direction);
         return Err(PyValueError::new_err(format!("direction={given} is neither \"h2d\" nor \"d2h\"")));
@@ -163,7 +161,7 @@ pub fn copy_kv_blocks(
         return Ok(());
     }
     let (sources, targets) = named_pairs(src_kv_caches, dst_kv_caches, strict)?;
-    py.detach(|| run(&rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?, threads))
+    py.detach(|| run(&rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?, execution))
         .or_raise()
 }
 
@@ -209,7 +207,7 @@ pub fn kv_postprocess_blksize_on_receive(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     block_size_ratio: &Bound<'_, PyAny>,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let ratio = natural("block_size_ratio", block_size_ratio)?;
@@ -251,7 +249,7 @@ pub fn kv_postprocess_blksize_on_receive(
 pub fn kv_postprocess_layout_on_receive(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     repair(cache, indices, Fault::Layout, stream, threads)
@@ -296,7 +294,7 @@ pub fn kv_postprocess_blksize_and_layout_on_receive(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     block_size_ratio: &Bound<'_, PyAny>,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let ratio = natural("block_size_ratio", block_size_ratio)?;
@@ -307,23 +305,20 @@ fn repair(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     fault: Fault,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let _ = stream;
-    let threads = args::threads(threads)?;
+    let execution = Execution::new(stream, threads)?;
     let indices = block_ids("indices", indices)?;
     let (_owner, raw) = dlpack::import("cache", cache)?;
     cache
         .py()
         .detach(|| {
             let repair = Repair::new(&View::new("cache", &raw)?, &indices, fault)?;
-            host::check_kernel()?;
-            // SAFETY: the region is host memory (`import`) that `_owner` keeps alive, and writable
-            // (`Repair::new`); that nobody else uses it meanwhile is the user's part, as for any tensor
-            // operation.
-            unsafe { kvferry_copy::repair(&repair, threads) };
-            Ok(())
+            // SAFETY: the region is writable (`Repair::new`). `_owner` keeps host memory alive until this
+            // returns; that device memory outlives what is enqueued, that the stream exists, and that nobody
+            // else uses the tensor meanwhile, is the caller's part.
+            unsafe { execution.repair(&repair) }
         })
         .or_raise()
 }
@@ -390,8 +385,9 @@ fn named_pairs(
 }
 
 /// Runs a copy whose tensors our callers' `Views` keep alive.
-fn run(copy: &BlockCopy, threads: Option<usize>) -> Result<()> {
-    // SAFETY: every region is host memory (`import`), targets are writable and no byte of one is written
-    // twice or read (`BlockCopy`).
-    unsafe { host::copy(&[copy.bound()], threads) }
+fn run(copy: &BlockCopy, execution: Execution) -> Result<()> {
+    // SAFETY: targets are writable, and no byte of one is written twice or read (`BlockCopy`). `Views` keep
+    // host memory alive until this returns; that device memory outlives what is enqueued, and that the
+    // stream exists, is said to be the caller's part.
+    unsafe { execution.copy(&[copy.bound()]) }
 }

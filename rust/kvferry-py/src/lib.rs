@@ -4,18 +4,20 @@
 mod args;
 mod cache;
 mod copies;
+mod cuda;
 mod descriptors;
 mod dlpack;
 mod engine;
 mod errors;
+mod execution;
 mod explanation;
 mod groups;
-mod host;
 mod ids;
 mod loops;
 mod plan;
 mod route;
 mod staged;
+mod threads;
 mod topology;
 
 /// The compiled part of kvferry; import its names from `kvferry`.
@@ -36,6 +38,8 @@ mod _core {
         kv_postprocess_blksize_on_receive, kv_postprocess_layout_on_receive,
     };
     #[pymodule_export]
+    use crate::cuda::cuda_unavailable_reason;
+    #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]
     use crate::engine::{Engine, TensorSlot, canonical_layout, check_group, check_model};
@@ -45,8 +49,6 @@ mod _core {
         get_engine_group_indices, num_engine_group_infos, num_engine_groups, slice_block_ids_per_group,
     };
     #[pymodule_export]
-    use crate::host::{get_num_threads, kernels, set_num_threads};
-    #[pymodule_export]
     use crate::loops::Loops;
     #[pymodule_export]
     use crate::plan::Plan;
@@ -54,6 +56,8 @@ mod _core {
     use crate::route::Route;
     #[pymodule_export]
     use crate::staged::{Staged, StagedDescriptors};
+    #[pymodule_export]
+    use crate::threads::{get_num_threads, kernels, set_num_threads};
     #[pymodule_export]
     use crate::topology::{
         block_size_ratio, check_local, heads_per_rank, replicates_heads, target_ranks, tp_ratio,

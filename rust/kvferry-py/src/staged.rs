@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::cache::KVCache;
 use crate::dlpack;
 use crate::errors::{OrRaise, to_py};
-use crate::host;
+use crate::execution::Execution;
 
 /// A rank pair's transfer in two steps; made by `Plan.staged`.
 ///
@@ -77,9 +77,9 @@ impl Staged {
         py: Python<'_>,
         scratch: &Bound<'_, PyAny>,
         target: &Bound<'_, KVCache>,
-        stream: Option<i64>,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let _ = stream;
+        let execution = Execution::new(stream, None)?;
         // Both keep their memory alive until the copy is done.
         let (_owner, buffer) = dlpack::import("scratch", scratch)?;
         let scratch_bytes = contiguous_bytes(&buffer)?;
@@ -102,10 +102,11 @@ impl Staged {
         let bound = BoundSchedule { schedule: &self.inner.finish, source: &source, target: &target.regions };
         py.detach(|| {
             overlap::check(&[bound], true)?;
-            // SAFETY: `source` describes the buffer that `_owner` keeps alive, `target` a `KVCache` that the
-            // caller holds; both are host memory. The target is writable and strided as the one that the
-            // schedule was bound to (`check_target`), and no byte is written twice or read (`check`).
-            unsafe { host::copy(&[bound], None) }
+            // SAFETY: the target is writable and strided as the one that the schedule was bound to
+            // (`check_target`), and no byte is written twice or read (`check`). `_owner` and the caller's
+            // `KVCache` keep host memory alive until this returns; that device memory outlives what is
+            // enqueued, and that the stream exists, is said to be the part of Python's caller.
+            unsafe { execution.copy(&[bound]) }
         })
         .or_raise()
     }
