@@ -98,10 +98,10 @@ class Connector:
         return config.needed
 
 
-def config(**fields):
+def config(dtype="bfloat16", cache_dtype="auto", use_mla=False, **fields):
     """Return what is read of a `VllmConfig`."""
-    model = SimpleNamespace(get_head_size=lambda: 128, dtype="bfloat16", use_mla=False)
-    cache = SimpleNamespace(cache_dtype="auto", block_size=16)
+    model = SimpleNamespace(get_head_size=lambda: 128, dtype=dtype, use_mla=use_mla)
+    cache = SimpleNamespace(cache_dtype=cache_dtype, block_size=16)
     return SimpleNamespace(model_config=model, cache_config=cache, layers={}, **fields)
 
 
@@ -164,10 +164,34 @@ def test_backends_come_once_each_in_the_layers_order(running):
     assert vllm.get_current_attn_backend(engine) is OtherBackend
 
 
+def test_backends_of_one_name_are_one(running):
+    """Engines make classes on the fly: the name says which are alike, not the class."""
+
+    def made():
+        return type("Made", (Backend,), {})
+
+    engine = config()
+    kinds = {"0": made(), "1": Backend, "2": made()}
+    for name, kind in kinds.items():
+        engine.layers[name] = SimpleNamespace(get_attn_backend=lambda kind=kind: kind)
+    backends = vllm.get_current_attn_backends(engine)
+    # In the place of the first, the class of the last, as vLLM has it.
+    assert backends == [kinds["2"], Backend]
+    assert vllm.get_current_attn_backends(engine, ["0", "1"]) == [kinds["0"], Backend]
+
+
 @pytest.mark.parametrize("module", vllm._SELECTORS)
 @pytest.mark.parametrize("takes_block_size", [True, False])
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"dtype": "bfloat16", "cache_dtype": "auto", "use_mla": False},
+        {"dtype": "float16", "cache_dtype": "fp8_e4m3", "use_mla": True},
+    ],
+    ids=["usual", "latent"],
+)
 def test_the_selector_is_asked_what_its_version_takes(
-    running, monkeypatch, module, takes_block_size
+    running, monkeypatch, module, takes_block_size, said
 ):
     asked = {}
     current = []
@@ -190,7 +214,7 @@ def test_the_selector_is_asked_what_its_version_takes(
     def older(head_size, dtype, kv_cache_dtype, block_size, use_mla=False):
         return newer(head_size, dtype, kv_cache_dtype, use_mla) and selected(block_size=block_size)
 
-    engine = config()
+    engine = config(**said)
     running["vllm.config"].set_current_vllm_config = set_current_vllm_config
     selector = ModuleType(module)
     selector.get_attn_backend = older if takes_block_size else newer
@@ -198,9 +222,9 @@ def test_the_selector_is_asked_what_its_version_takes(
     assert vllm.get_current_attn_backends(engine) == [Backend]
     asked_of_all = {
         "head_size": 128,
-        "dtype": "bfloat16",
-        "kv_cache_dtype": "auto",
-        "use_mla": False,
+        "dtype": said["dtype"],
+        "kv_cache_dtype": said["cache_dtype"],
+        "use_mla": said["use_mla"],
         "is_current": True,
     }
     assert asked == asked_of_all | ({"block_size": 16} if takes_block_size else {})

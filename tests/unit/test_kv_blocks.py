@@ -8,6 +8,7 @@ import torch
 from block_models import refused, strided
 from engines import is_untouched, label
 from producers import Producer
+from threads import assert_other_threads_run
 
 from kvferry.copy import copy_kv_blocks
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
@@ -396,6 +397,22 @@ def test_threads_are_checked(threads):
     target = make_targets()
     with refused(ValueError, *target.values(), match="threads"):
         copy_kv_blocks(make_sources(), target, [4], [1], "h2d", threads=threads)
+
+
+def test_other_threads_run_while_bytes_move():
+    """128 MiB in two layers."""
+    source, target = ({name: np.ones((1024, 32768), np.uint16) for name in "ab"} for _ in range(2))
+    ids = np.random.default_rng(0).permutation(1024)
+    assert_other_threads_run(lambda: copy_kv_blocks(source, target, ids, ids, "h2d", threads=1))
+
+
+@pytest.mark.parametrize("stream", [None, 0, 1, 0x7F00_0000_0000])
+def test_host_memory_needs_no_stream_and_may_have_one(stream):
+    source, target = make_sources(), make_targets()
+    copy_kv_blocks(source, target, [4, 0], [1, 6], "h2d", stream=stream)
+    for name in NAMES:
+        np.testing.assert_array_equal(target[name][[1, 6]], source[name][[4, 0]])
+        assert is_untouched(target[name][[0, 2, 3, 4, 5]])
 
 
 def test_tensors_are_given_back_once():
