@@ -2,24 +2,18 @@
 
 mod common;
 
-use kvferry_core::moves::overlap::BoundSchedule;
-use kvferry_cuda::emulated::{self, Scratch};
+use kvferry_cuda::emulated::{self, Order, Scratch};
 use proptest::prelude::*;
 
-use crate::common::{Copies, Memory, Rows, copies, order, rows};
+use crate::common::{Memory, Rows, copies, rows};
 
-fn bound<'a>(
-    copies: &'a Copies,
-    (source, target): &'a (
-        Vec<kvferry_core::memory::region::Region>,
-        Vec<kvferry_core::memory::region::Region>,
-    ),
-) -> Vec<BoundSchedule<'a>> {
-    copies.schedules.iter().map(|schedule| BoundSchedule { schedule, source, target }).collect()
+fn order() -> impl Strategy<Value = Order> {
+    (1_u32..6, any::<bool>(), any::<bool>())
+        .prop_map(|(blocks, is_small, is_backward)| Order::new(blocks, is_small, is_backward))
 }
 
 /// Repairs by the host copier and by kernels, each in memory of its own.
-fn both_repaired(rows: &Rows, order: emulated::Order, scratch: Scratch) -> [Memory; 2] {
+fn both_repaired(rows: &Rows, order: Order, scratch: Scratch) -> [Memory; 2] {
     let [mut host, mut device] = [(); 2].map(|()| Memory::new(rows.num_bytes, 1));
     // SAFETY: the memories hold the rows and are this test's alone.
     unsafe {
@@ -41,8 +35,8 @@ proptest! {
             [&mut host, &mut device].map(|target| copies.regions(source.address(), target.address()));
         // SAFETY: the memories hold the tensors and are this test's alone.
         unsafe {
-            kvferry_copy::copy(&bound(&copies, &on_host), Some(1));
-            emulated::copy(&bound(&copies, &on_device), order).unwrap();
+            kvferry_copy::copy(&copies.bound(&on_host), Some(1));
+            emulated::copy(&copies.bound(&on_device), order).unwrap();
         }
         prop_assert!(source == untouched);
         prop_assert!(host == device);
