@@ -199,19 +199,32 @@ fn many_copies_in_flight_keep_their_tables_apart() {
     assert!(cases.iter().all(Case::is_done));
 }
 
-#[test]
-fn tables_are_given_up_once_they_are_many() {
-    let on = stream(0);
+/// Copies with so many different tables, one after another, that no idle one stays.
+fn replace_tables(on: Stream) {
     // 16 bytes an entry: each table takes 1 MiB, of which 32 may stay idle.
-    for round in 0..80_u64 {
-        let mut case = Case::new(blocks(40_000, 1, 16), cuda(0), cuda(0));
-        case.schedule.table.source.rotate_left(usize::try_from(round).unwrap());
+    let mut case = Case::new(blocks(40_000, 1, 16), cuda(0), cuda(0));
+    for round in 0..40 {
+        case.schedule.table.source.rotate_left(1);
         case.copy(on).unwrap();
         if round % 3 == 0 {
             done(wait(on));
             assert!(case.is_done(), "round {round}");
         }
     }
+    done(wait(on));
+}
+
+#[test]
+fn tables_are_given_up_when_no_stream_needs_them() {
+    let (case, streams) = (Case::new(blocks(50, 3, 48), cuda(0), cuda(0)), [stream(0), stream(0)]);
+    case.copy(streams[0]).unwrap();
+    done(wait(streams[0]));
+    case.refill(2);
+    case.copy(streams[1]).unwrap();
+    replace_tables(streams[0]);
+    assert!(!case.is_done());
+    done(wait(streams[1]));
+    assert!(case.is_done());
 }
 
 #[test]
@@ -245,6 +258,7 @@ fn a_graph_repeats_what_is_resident() {
 
         let mut executable = ptr::null_mut();
         done(sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
+        replace_tables(on);
         for seed in [8, 9] {
             case.refill(seed);
             done(sys::cuGraphLaunch(executable, handle(on)));
@@ -320,8 +334,12 @@ fn matrices_that_fit_nowhere_else_go_through_device_memory() {
 
 fn regions(copies: &Copies, at: (u64, u64), devices: (Device, Device)) -> Ends {
     let (mut source, mut target) = copies.regions(at.0, at.1);
-    source.iter_mut().for_each(|region| region.device = devices.0);
-    target.iter_mut().for_each(|region| region.device = devices.1);
+    for region in &mut source {
+        region.device = devices.0;
+    }
+    for region in &mut target {
+        region.device = devices.1;
+    }
     (source, target)
 }
 
