@@ -131,12 +131,13 @@ bool is_accessible(uint64_t address, uint64_t num_bytes) {
     return is_fine;
 }
 
-void run_until_empty(Stream* stream) {
-    while (!stream->queue.empty()) {
+// Runs what is enqueued, or no more of it than an event needs.
+void run(Stream* stream, const Event* until = nullptr, uint64_t due = 0) {
+    while (!stream->queue.empty() && !(until && until->past >= due)) {
         Operation operation = std::move(stream->queue.front());
         stream->queue.pop_front();
         if (operation.waits_for && operation.waits_for->past < operation.due) {
-            run_until_empty(operation.waits_for->recorded_on);
+            run(operation.waits_for->recorded_on, operation.waits_for, operation.due);
         }
         if (operation.run) operation.run();
     }
@@ -299,7 +300,7 @@ DRIVER(cuStreamGetCtx)(void* stream, Context** context) {
 DRIVER(cuStreamSynchronize)(void* stream) {
     LOCKED;
     if (const Result refused = refuse_while_capturing()) return refused;
-    run_until_empty(resolve(stream));
+    run(resolve(stream));
     return failure;
 }
 DRIVER(cuStreamWaitEvent)(void* stream, Event* event, uint32_t) {
