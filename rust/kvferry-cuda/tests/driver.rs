@@ -1,7 +1,5 @@
 //! Whole calls against an emulated driver, whose streams run only when they are waited for.
 
-#![cfg(kernels)]
-
 mod common;
 
 use std::ffi::c_void;
@@ -158,6 +156,7 @@ fn message(result: kvferry_core::Result<()>) -> String {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn a_copy_runs_in_the_streams_order_and_not_before() {
     for (source, target) in [(cuda(0), cuda(0)), (CPU, cuda(0)), (cuda(0), CPU), (cuda(1), cuda(0))] {
         // Small and many for kernels, large and few for the copy engine.
@@ -172,6 +171,7 @@ fn a_copy_runs_in_the_streams_order_and_not_before() {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn default_streams_are_those_of_the_tensors_device() {
     for device in [0, 1] {
         let case = Case::new(blocks(3, 2, 40_000), CPU, cuda(device));
@@ -185,6 +185,7 @@ fn default_streams_are_those_of_the_tensors_device() {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn many_copies_in_flight_keep_their_tables_apart() {
     let streams = [stream(0), stream(0)];
     let cases: Vec<Case> = (1..60).map(|n| Case::new(blocks(n, 3, 48), cuda(0), cuda(0))).collect();
@@ -196,7 +197,9 @@ fn many_copies_in_flight_keep_their_tables_apart() {
     }
     done(wait(streams[1]));
     assert!(cases.iter().all(Case::is_done)); // by this stream's turn alone
-    cases.iter().for_each(|case| case.refill(2));
+    for case in &cases {
+        case.refill(2);
+    }
     done(wait(streams[0]));
     assert!(cases.iter().skip(1).step_by(2).all(Case::is_done));
 }
@@ -217,6 +220,7 @@ fn replace_tables(on: Stream) {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn tables_are_given_up_when_no_stream_needs_them() {
     let (case, streams) = (Case::new(blocks(40_000, 1, 32), cuda(0), cuda(0)), [stream(0), stream(0)]);
     case.copy(streams[0]).unwrap();
@@ -230,6 +234,7 @@ fn tables_are_given_up_when_no_stream_needs_them() {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn a_graph_repeats_what_is_resident() {
     let (case, other, on) = (
         Case::new(blocks(40_000, 1, 32), cuda(0), cuda(0)), // with a table as large as those that replace it
@@ -271,6 +276,7 @@ fn a_graph_repeats_what_is_resident() {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn wrong_devices_streams_and_memory_are_refused_by_name() {
     let shape = || blocks(20, 2, 64);
     assert_eq!(
@@ -299,12 +305,14 @@ fn wrong_devices_streams_and_memory_are_refused_by_name() {
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn an_empty_copy_asks_for_nothing() {
     // SAFETY: nothing is copied.
     unsafe { kvferry_cuda::copy(&[], Stream(0)) }.unwrap();
 }
 
 #[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn matrices_that_fit_nowhere_else_go_through_device_memory() {
     use kvferry_core::copies::repair::{Fault, Repair};
     use kvferry_core::copies::view::View;
@@ -349,6 +357,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
+    #[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
     fn calls_copy_what_the_host_copies(copies in copies(), from_host in any::<bool>(), to_host in any::<bool>()) {
         let devices = if from_host { (CPU, cuda(0)) } else if to_host { (cuda(0), CPU) } else { (cuda(0), cuda(0)) };
         let (mut source, mut target) = (Memory::new(copies.source_bytes, 1), Memory::new(copies.target_bytes, 2));
@@ -370,6 +379,7 @@ proptest! {
     }
 
     #[test]
+    #[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
     fn calls_repair_what_the_host_repairs(rows in rows()) {
         let mut host = Memory::new(rows.num_bytes, 1);
         let size = usize::try_from(rows.num_bytes).unwrap();
