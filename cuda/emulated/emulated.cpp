@@ -21,8 +21,16 @@ struct Grid {
     uint32_t is_backward;
 };
 
-// Accesses at addresses that no device could read or write in one piece.
-thread_local uint64_t misaligned = 0;
+// Accesses that a device would refuse: at addresses that are no multiple of what is accessed, or of memory
+// that `is_accessible` denies.
+thread_local uint64_t refused = 0;
+thread_local bool (*is_accessible)(uint64_t address, uint64_t num_bytes) = nullptr;
+
+bool check_access(uint64_t address, uint64_t num_bytes) {
+    const bool is_fine = address % num_bytes == 0 && (!is_accessible || is_accessible(address, num_bytes));
+    refused += !is_fine;
+    return is_fine;
+}
 
 template <uint32_t BLOCK_THREADS>
 struct HostBlock {
@@ -44,15 +52,17 @@ struct HostBlock {
 
     template <class Vector>
     static Vector read(uint64_t address) {
-        misaligned += address % sizeof(Vector) != 0;
-        Vector vector;
-        std::memcpy(&vector, reinterpret_cast<const void*>(address), sizeof(Vector));
+        Vector vector{};
+        if (check_access(address, sizeof(Vector))) {
+            std::memcpy(&vector, reinterpret_cast<const void*>(address), sizeof(Vector));
+        }
         return vector;
     }
     template <class Vector>
     static void write(uint64_t address, Vector vector) {
-        misaligned += address % sizeof(Vector) != 0;
-        std::memcpy(reinterpret_cast<void*>(address), &vector, sizeof(Vector));
+        if (check_access(address, sizeof(Vector))) {
+            std::memcpy(reinterpret_cast<void*>(address), &vector, sizeof(Vector));
+        }
     }
 };
 
@@ -64,20 +74,25 @@ void each_block(const Grid& grid, Kernel kernel) {
     }
 }
 
-// Runs a kernel on a grid of blocks as a device has them, or of the few threads that it names; the number
-// of misaligned accesses, or one where the grid is neither.
+// Runs a kernel on a grid of blocks as a device has them, or of a few threads; the number of refused
+// accesses, or one where the grid is neither.
 template <class Kernel>
 uint64_t run(const Grid& grid, Kernel kernel) {
-    misaligned = 0;
+    refused = 0;
     switch (grid.threads) {
         case 256: each_block<256>(grid, kernel); break;
         case 7: each_block<7>(grid, kernel); break;
         default: return 1;
     }
-    return misaligned;
+    return refused;
 }
 
 }  // namespace
+
+// Has every access of this thread's later kernels checked.
+void kvferry_emulated_check_accesses(bool (*check)(uint64_t address, uint64_t num_bytes)) {
+    is_accessible = check;
+}
 
 extern "C" uint64_t kvferry_emulated_copy_loops(const CopyLoops* copy, const Grid* grid) {
     return run(*grid, [&](auto block) {

@@ -1,7 +1,7 @@
 """Whether memory of GPUs can be copied here.
 
-The kernels are part of the package where it was built with a CUDA compiler; the driver is opened when
-it is first needed. Tensors on a GPU can be registered, planned and described without either.
+The kernels are part of the package where it was built with a CUDA compiler; the driver is opened
+when it is first needed. Tensors on a GPU can be registered, planned and described without either.
 """
 
 from __future__ import annotations
@@ -23,5 +23,5 @@ def available() -> bool:
 
 
 def unavailable_reason() -> str | None:
-    """Return why they cannot: no kernels in this build, no driver, or no device; `None`: they can."""
+    """Return why not: no kernels in this build, no driver, or no device; `None`: they can."""
     return cuda_unavailable_reason()

@@ -50,14 +50,22 @@ fn main() {
         }
     }
     #[cfg(feature = "emulated")]
-    emulate(&cuda);
+    emulate(&cuda, &out);
 }
 
+/// Compiles the kernels for the host twice: into the crate, and behind the functions of a driver, as a library
+/// that takes the place of the real one.
 #[cfg(feature = "emulated")]
-fn emulate(cuda: &Path) {
+fn emulate(cuda: &Path, out: &Path) {
+    let sources = ["emulated.cpp", "driver.cpp"].map(|file| cuda.join("emulated").join(file));
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(1).include(cuda.join("include"));
-    build.file(cuda.join("emulated/emulated.cpp")).compile("kvferry_emulated");
+    build.clone().file(&sources[0]).compile("kvferry_emulated");
+    let library = out.join("libcuda.so");
+    let mut link = build.pic(true).get_compiler().to_command();
+    let status = link.args(["-shared", "-Wl,-soname,libcuda.so", "-o"]).arg(&library).args(sources).status();
+    assert!(status.is_ok_and(|status| status.success()), "the emulated driver cannot be built");
+    println!("cargo::rustc-env=KVFERRY_EMULATED_DRIVER={}", library.display());
 }
 
 /// The compiler: the one that is named, on the path, in the toolkit, or in the packages of the Python that

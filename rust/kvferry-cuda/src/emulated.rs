@@ -12,6 +12,10 @@ use crate::matrices::{Matrices, through_device_memory};
 use crate::reach;
 use crate::records::{CopyLoops, CopyRuns, Transpose};
 
+/// A library that takes the driver's place where it is loaded first: devices 0 and 1 with access to each
+/// other, and device 2, whose memory is the host's.
+pub const DRIVER: &str = env!("KVFERRY_EMULATED_DRIVER");
+
 /// In what order an emulated grid runs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -292,6 +292,7 @@ fn push_pieces(
 ) -> Result<()> {
     let table = &bound.schedule.table;
     let entries = table.source[copy.entries.clone()].iter().zip(&table.target[copy.entries.clone()]);
+    pieces.begin_tensors();
     let mut pushed = Ok(());
     for (source_entry, target_entry) in entries {
         let source = source.address + copy.source_offset + source_entry;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3
+CPU, CUDA, CUDA_HOST, ROCM, CUDA_MANAGED = 1, 2, 3, 10, 13
 UINT = 1
 READ_ONLY, IS_COPIED = 1, 2
 
@@ -81,6 +81,7 @@ class Producer:
         self.deleted = 0
         self.exported = 0
         self.capsule: Any = None
+        self.options: dict[str, Any] = {}
         self._knows_versions = knows_versions
         self._versioned = versioned
         self._on_delete = on_delete
@@ -125,7 +126,8 @@ class Producer:
         return self._device
 
     def __dlpack__(self, **options: Any) -> Any:
-        if options and not self._knows_versions:
+        self.options = options
+        if "max_version" in options and not self._knows_versions:
             raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
         self.exported += 1
         name = b"dltensor_versioned" if self._versioned else b"dltensor"

@@ -23,6 +23,8 @@ pub struct Pieces {
     sources: Vec<u64>,
     targets: Vec<u64>,
     sizes: Vec<usize>,
+    /// The first piece that the next one may continue.
+    first_in_tensors: usize,
 }
 
 /// As the function is from CUDA 13.0 on.
@@ -58,8 +60,22 @@ enum Batches {
 }
 
 impl Pieces {
-    /// Adds a piece.
+    /// Says that the next piece lies in other tensors: the engine takes no piece that spans two of them.
+    pub fn begin_tensors(&mut self) {
+        self.first_in_tensors = self.sizes.len();
+    }
+
+    /// Adds a piece, or makes the last one longer where it ends here on both sides.
     pub fn push(&mut self, source: u64, target: u64, num_bytes: u64) -> Result<()> {
+        let size = usize::try_from(num_bytes).expect("bytes of memory");
+        let last = self.sizes.len().checked_sub(1).filter(|last| *last >= self.first_in_tensors);
+        if let Some(last) = last {
+            let last_bytes = self.sizes[last] as u64;
+            if (self.sources[last] + last_bytes, self.targets[last] + last_bytes) == (source, target) {
+                self.sizes[last] += size;
+                return Ok(());
+            }
+        }
         if self.sizes.len() as u64 == MAX_ENGINE_COPIES {
             return Err(Error::Value(format!(
                 "more than {MAX_ENGINE_COPIES} pieces for the copy engine: host memory that is also mapped \
@@ -68,7 +84,7 @@ impl Pieces {
         }
         self.sources.push(source);
         self.targets.push(target);
-        self.sizes.push(usize::try_from(num_bytes).expect("bytes of memory"));
+        self.sizes.push(size);
         Ok(())
     }
 
@@ -153,4 +169,21 @@ fn look_up(name: &CStr, version: c_int) -> Option<*mut c_void> {
     let answer =
         unsafe { sys::cuGetProcAddress_v2(name.as_ptr(), &raw mut function, version, 0, ptr::null_mut()) };
     (answer == CUresult::CUDA_SUCCESS && !function.is_null()).then_some(function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_that_follow_on_both_sides_are_one_within_their_tensors() {
+        let mut pieces = Pieces::default();
+        for (source, target) in [(0, 100), (10, 110), (20, 130), (30, 140), (50, 150)] {
+            pieces.push(source, target, 10).unwrap();
+        }
+        pieces.begin_tensors();
+        pieces.push(60, 160, 10).unwrap();
+        assert_eq!(pieces.sizes, [20, 20, 10, 10]);
+        assert_eq!((pieces.sources, pieces.targets), (vec![0, 20, 50, 60], vec![100, 130, 150, 160]));
+    }
 }

@@ -4,9 +4,9 @@ use kvferry_core::copies::repair::{Fault, Repair};
 use kvferry_core::copies::view::View;
 use kvferry_core::memory::region::Region;
 use kvferry_core::memory::tensor::{Device, RawTensor};
+use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::moves::schedule::{BlockTable, CopyLoop, Schedule};
 use kvferry_core::moves::strided::{Dim, Strided};
-use kvferry_cuda::emulated::Order;
 use proptest::prelude::*;
 
 /// Bytes before and after each tensor, which nothing may touch.
@@ -36,15 +36,22 @@ impl Memory {
 /// Schedules of one rank pair, with tensors at offsets of two memories.
 #[derive(Clone, Debug)]
 pub struct Copies {
-    pub schedules: Vec<Schedule>,
+    schedules: Vec<Schedule>,
     source: Vec<Region>,
     target: Vec<Region>,
     pub source_bytes: u64,
     pub target_bytes: u64,
 }
 
+/// Source and target tensors' memory.
+pub type Ends = (Vec<Region>, Vec<Region>);
+
 impl Copies {
-    pub fn regions(&self, source: u64, target: u64) -> (Vec<Region>, Vec<Region>) {
+    pub fn bound<'a>(&'a self, (source, target): &'a Ends) -> Vec<BoundSchedule<'a>> {
+        self.schedules.iter().map(|schedule| BoundSchedule { schedule, source, target }).collect()
+    }
+
+    pub fn regions(&self, source: u64, target: u64) -> Ends {
         let at = |regions: &[Region], address: u64| {
             let moved = |region: &Region| Region { address: region.address + address, ..region.clone() };
             regions.iter().map(moved).collect()
@@ -155,11 +162,6 @@ pub fn copies() -> impl Strategy<Value = Copies> {
         }
         copies
     })
-}
-
-pub fn order() -> impl Strategy<Value = Order> {
-    (1_u32..6, any::<bool>(), any::<bool>())
-        .prop_map(|(blocks, is_small, is_backward)| Order::new(blocks, is_small, is_backward))
 }
 
 /// A tensor of which some rows are repaired.
