@@ -33,11 +33,11 @@ DEVELOP = $(BIN)/maturin develop --release $(LOCKED) $(DEVELOP_FLAGS)
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
 	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 
-.PHONY: help venv build demo test lint bench mutants clean
+.PHONY: help venv build demo test test-peers lint bench mutants clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 venv: $(STAMPS)/venv ## Make the virtual environment in .venv, with PYTHON=python3
 
@@ -49,6 +49,9 @@ demo: $(STAMPS)/demo ## Show what kvferry does: make demo ARGS="--help"
 test: $(STAMPS)/dev ## Run every test and every example in the documentation
 	$(BIN)/python -m pytest $(ARGS)
 	cargo test --workspace $(LOCKED)
+
+test-peers: $(STAMPS)/dev $(STAMPS)/uv ## Compare with LMCache and vLLM themselves, in .peers (6 GB)
+	$(BIN)/python tests/peers/run.py $(ARGS)
 
 lint: $(STAMPS)/dev ## Check format, lints, types and that the stubs match the extension
 	cargo fmt --all --check
@@ -69,7 +72,7 @@ mutants: $(STAMPS)/dev ## Break the planner in known ways, and show that a prope
 	$(BIN)/python tests/mutation/run.py
 
 clean: ## Remove everything that was built
-	rm -rf .venv target dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .peers target dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f python/kvferry/_core*.so
 	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -88,3 +91,7 @@ $(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
 $(STAMPS)/dev: $(STAMPS)/venv $(BUILD_INPUTS)
 	$(DEVELOP) --extras test,lint
 	@touch $@ $(STAMPS)/demo
+
+# A failure is left to the script, which says what it skips.
+$(STAMPS)/uv: $(STAMPS)/venv
+	-$(INSTALL) uv && touch $@

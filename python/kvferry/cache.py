@@ -27,7 +27,8 @@ class SlotDescription(msgspec.Struct, frozen=True):
     device
         DLPack device type and index; ``(1, 0)`` is host memory.
     writable
-        Whether it may be a target.
+        Whether it may be a target. numpy tells when memory is read-only; torch does not, not even
+        of a tensor that `torch.from_numpy` made of a read-only array.
     """
 
     name: str

@@ -71,7 +71,8 @@ class TransferTopology:
     Raises
     ------
     TopologyError
-        The rank or a size makes no sense; later, a remote engine's size does not divide.
+        The rank, a size or the shape makes no sense; later, a remote engine's size does not divide,
+        or no backend is there to ask.
 
     Examples
     --------
@@ -99,6 +100,8 @@ class TransferTopology:
 
     def __post_init__(self) -> None:
         _core.check_local(self.tp_rank, self.tp_size, self.block_size, self.total_num_kv_heads)
+        if self.tensor_shape is not None and not isinstance(self.tensor_shape, Sequence):
+            raise TopologyError(f"tensor_shape={self.tensor_shape!r} is not a shape")
         self._engines: dict[EngineId, EngineTransferInfo] = {}
 
     @property
@@ -129,6 +132,8 @@ class TransferTopology:
     @cached_property
     def _kv_cache_shape(self) -> tuple[int, ...]:
         """The backend's shape of one block, with sizes that tell its axes apart."""
+        if not self.attn_backends:
+            raise TopologyError("attn_backends is empty, no backend says the shape of its cache")
         shape = self.attn_backends[0].get_kv_cache_shape(
             num_blocks=1, block_size=16, num_kv_heads=1, head_size=1
         )

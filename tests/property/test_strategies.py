@@ -32,6 +32,23 @@ import kvferry.testing
     subprocess.run([sys.executable, "-c", program, package], check=True)
 
 
+def test_without_hypothesis_the_strategies_say_what_to_install() -> None:
+    program = """
+import sys
+sys.modules["hypothesis"] = None
+import kvferry.testing
+try:
+    import kvferry.testing.strategies
+except ImportError as error:
+    print(error.name, error)
+"""
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    message = "kvferry.testing.strategies needs hypothesis: pip install hypothesis"
+    assert told.stdout == f"hypothesis {message}\n"
+
+
 @settings(max_examples=examples(20))
 @given(st.data(), models(), st.integers(1, 6))
 def test_engines_serve_their_model_on_few_ranks(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import array
-import threading
-import time
 from itertools import count
 
 import numpy as np
@@ -13,6 +11,7 @@ import torch
 from block_models import copy_by_hand, refused, strided, tensor_shapes
 from engines import UNTOUCHED, is_untouched, label
 from producers import Producer
+from threads import assert_other_threads_run
 
 from kvferry import Layout
 from kvferry.copy import copy_blocks
@@ -515,6 +514,27 @@ def test_tensors_must_fit_their_layout():
             call(target=nothing)
 
 
+@pytest.mark.parametrize("layout", ["KBNHD", "BKHND", "HKNBD", "BKLNHD"])
+@pytest.mark.parametrize("planes", [1, 3])
+def test_there_is_a_key_plane_and_a_value_plane(layout, planes):
+    """As many planes on both sides, so that nothing else is wrong."""
+
+    def taken(tensors, times):
+        axis = layout.index("K")
+        return [tensor.take([*range(2), 0][:times], axis) for tensor in tensors]
+
+    good = sources(layout)
+    bad, target = taken(good, planes), taken(targets(layout), planes)
+    options = {"source_layout": layout, "target_layout": layout}
+    with refused(LayoutError, *target, match=rf"{planes} planes along K, not 2"):
+        copy_blocks(bad, target, [4], [1], **options)
+    with refused(LayoutError, *target, match=rf"{planes} planes along K, not 2"):
+        copy_blocks(good, target, [4], [1], **options)
+    whole = targets(layout)
+    with refused(LayoutError, *whole, match=rf"{planes} planes along K, not 2"):
+        copy_blocks(bad, whole, [4], [1], **options)
+
+
 @pytest.mark.parametrize("unknown", ["", "XYZ", "BNHE", "BBNHD", "BHD", "BKNHC", "DBNH", "bnhc"])
 def test_unknown_layouts_are_refused(unknown):
     _, target, call = layered()
@@ -595,30 +615,24 @@ def test_any_number_of_threads_gives_the_same_bytes(target_layout):
 def test_other_threads_run_while_bytes_move():
     source, target = (np.ones((1024, 64, 4, 256), np.uint16) for _ in range(2))
     ids = np.random.default_rng(0).permutation(1024)
-    ticks, stop = [], threading.Event()
+    options = {"source_layout": "BNHC", "target_layout": "BNHC", "threads": 1}
+    assert_other_threads_run(lambda: copy_blocks(source, target, ids, ids, **options))
 
-    def tick():
-        while not stop.is_set():
-            ticks.append(time.perf_counter())
-            time.sleep(0)
 
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        while not ticks:
-            time.sleep(0.001)
-        begin = time.perf_counter()
-        for _ in range(5):
-            copy_blocks(
-                source, target, ids, ids, source_layout="BNHC", target_layout="BNHC", threads=1
-            )
-        end = time.perf_counter()
-    finally:
-        stop.set()
-        thread.join()
-    # Fiftieths of the time in which the other thread ran; were it only between the calls, few.
-    moments = {int((m - begin) / (end - begin) * 50) for m in ticks if begin < m < end}
-    assert len(moments) > 12
+@pytest.mark.parametrize("stream", [None, 0, 1, 0x7F00_0000_0000])
+def test_host_memory_needs_no_stream_and_may_have_one(stream):
+    _, expected, call = layered()
+    call()
+    _, target, call = layered()
+    call(stream=stream)
+    assert_same(target, expected)
+
+
+@pytest.mark.parametrize("stream", ["0", 1.5, [0]])
+def test_a_stream_is_an_integer(stream):
+    _, target, call = layered()
+    with refused(TypeError, *target):
+        call(stream=stream)
 
 
 def test_tensors_are_given_back_once():
@@ -637,3 +651,22 @@ def test_tensors_are_given_back_once():
             assert not any(target.memory)
         assert source.exported >= 1 and target.exported >= 1
         assert (source.deleted, target.deleted) == (source.exported, target.exported)
+
+
+def test_many_blocks_that_interleave_inside_one_tensor():
+    """Told apart by their ids, since their bytes are too many to compare."""
+    cache = np.arange(500 * 500 * 16, dtype=np.uint32).reshape(500, 500, 16, 1)
+    expected = cache.copy()
+    expected[:, :, 8:] = cache[:, :, :8]
+    arguments = {"source_layout": "NHBD", "target_layout": "NHBD"}
+    copy_blocks(cache, cache, range(8), range(8, 16), **arguments)
+    np.testing.assert_array_equal(cache, expected)
+    with refused(OverlapError, cache, match="block id 7 of one tensor is both read and written"):
+        copy_blocks(cache, cache, range(8), range(7, 15), **arguments)
+
+
+def test_layers_are_bounded_over_all_tensors():
+    empty = [np.zeros((40000, 1, 0, 1, 1), np.uint8)] * 2
+    layouts = {"source_layout": "LBNHD", "target_layout": "LBNHD"}
+    with pytest.raises(LayoutError, match="80000 layers, more than 65536"):
+        copy_blocks(empty, empty, [0], [0], **layouts)

@@ -7,16 +7,19 @@ import time
 import weakref
 
 import numpy as np
+import pytest
 from engines import (
     attention_model,
     counting_tensors,
+    label,
     make_engine,
     source_cache,
     target_cache,
     untouched_tensors,
 )
+from threads import assert_other_threads_run
 
-from kvferry import KVCache, Route
+from kvferry import KVCache, Route, copy
 
 
 def big_plan(blocks=1100):
@@ -49,35 +52,88 @@ def test_any_number_of_threads_gives_the_same_bytes():
     assert plan.num_bytes // 2 * 0.9999 < moved <= plan.num_bytes // 2
 
 
+# Rows of an odd length, as many bytes as five threads share.
+ROWS = np.random.default_rng(3).integers(0, 256, (70, 6, 2, 25_501), np.uint8)
+IDS = np.random.default_rng(4).permutation(len(ROWS))
+REPAIRS = {
+    "kv_postprocess_blksize_on_receive": (3,),
+    "kv_postprocess_layout_on_receive": (),
+    "kv_postprocess_blksize_and_layout_on_receive": (3,),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_every_call_takes_a_number_of_threads(threads):
+    expected = np.empty_like(ROWS)
+    expected[IDS] = ROWS
+    target = np.zeros_like(ROWS)
+    copy.copy_kv_blocks({"a": ROWS}, {"a": target}, range(70), IDS, "d2h", threads=threads)
+    np.testing.assert_array_equal(target, expected)
+    target = np.zeros((70, 2, 6, 25_501), np.uint8)
+    layouts = {"source_layout": "BNHC", "target_layout": "BHNC"}
+    copy.copy_blocks(ROWS[..., :-1], target[..., :-1], range(70), IDS, **layouts, threads=threads)
+    np.testing.assert_array_equal(target[..., :-1].transpose(0, 2, 1, 3), expected[..., :-1])
+    assert not target[..., -1].any()
+
+
+@pytest.mark.parametrize("name", REPAIRS)
+def test_repairs_are_the_same_on_any_number_of_threads(name):
+    results = []
+    for threads in (1, 2, 3, 4):
+        cache = ROWS.copy()
+        getattr(copy, name)(cache, IDS[:60], *REPAIRS[name], threads=threads)
+        results.append(cache)
+    assert not np.array_equal(results[0], ROWS)
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.fixture
+def default_threads():
+    yield
+    copy.set_num_threads(None)
+
+
+@pytest.mark.usefixtures("default_threads")
+def test_the_number_for_calls_that_do_not_say():
+    usual = copy.get_num_threads()
+    assert 1 <= usual <= 16
+    for threads, used in [(1, 1), (2, 2), (np.int64(3), 3), (16, 16), (17, 16), (2**63 - 1, 16)]:
+        assert copy.set_num_threads(threads) is None
+        assert copy.get_num_threads() == used
+        target = np.zeros_like(ROWS)
+        copy.copy_kv_blocks({"a": ROWS}, {"a": target}, IDS, IDS, "d2h")
+        np.testing.assert_array_equal(target, ROWS)
+    copy.set_num_threads(None)
+    assert copy.get_num_threads() == usual
+
+
+@pytest.mark.usefixtures("default_threads")
+@pytest.mark.parametrize("threads", [0, -1, -(2**70), 2**63, 2**70, 1.0, "2", [2]], ids=label)
+def test_what_is_no_number_of_threads(threads):
+    copy.set_num_threads(5)
+    with pytest.raises(ValueError, match="threads="):
+        copy.set_num_threads(threads)
+    assert copy.get_num_threads() == 5
+    target, rows = np.zeros((2, 4), np.uint8), np.ones((2, 4), np.uint8)
+    with pytest.raises(ValueError, match="threads="):
+        copy.copy_kv_blocks({"a": rows}, {"a": target}, [0], [0], "h2d", threads=threads)
+    layouts = {"source_layout": "BD", "target_layout": "BD"}
+    with pytest.raises(ValueError, match="threads="):
+        copy.copy_blocks(rows, target, [0], [0], **layouts, threads=threads)
+    cache = np.arange(24, dtype=np.uint8).reshape(2, 3, 4, 1)
+    for name, ratio in REPAIRS.items():
+        with pytest.raises(ValueError, match="threads="):
+            getattr(copy, name)(cache, [0], *ratio, threads=threads)
+    assert not target.any()
+    assert (cache.ravel() == np.arange(24)).all()
+
+
 def test_other_threads_run_while_bytes_move():
     plan, source, target = big_plan()
     ends = source_cache(source, blocks=1100), target_cache(target, blocks=1468)
     plan.copy(*ends, threads=1)  # touch the memory once
-    ticks, stop = [], threading.Event()
-
-    def tick():
-        while not stop.is_set():
-            ticks.append(time.perf_counter())
-            time.sleep(0)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    try:
-        while not ticks:
-            time.sleep(0.001)
-        begin = time.perf_counter()
-        for _ in range(5):
-            plan.copy(*ends, threads=1)
-        end = time.perf_counter()
-    finally:
-        stop.set()
-        thread.join()
-    inside = [moment for moment in ticks if begin < moment < end]
-    assert len(inside) > 10
-    # Fiftieths of that time in which the other thread ran: only between the five calls, there were
-    # far fewer.
-    moments = {int((moment - begin) / (end - begin) * 50) for moment in inside}
-    assert len(moments) > 12
+    assert_other_threads_run(lambda: plan.copy(*ends, threads=1))
 
 
 def test_the_same_caches_serve_two_copies_at_once():

@@ -8,6 +8,7 @@ import torch
 from block_models import refused, strided
 from engines import is_untouched, label
 from producers import Producer
+from threads import assert_other_threads_run
 
 from kvferry.copy import copy_kv_blocks
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
@@ -370,7 +371,7 @@ def test_strides_are_positive(axis, reverse):
 
 def test_caches_are_dicts():
     source, target = make_sources(), make_targets()
-    for wrong in (None, 5, [source[NAMES[0]]], source[NAMES[0]], "caches"):
+    for wrong in (5, [source[NAMES[0]]], source[NAMES[0]], "caches"):
         with refused((TypeError, ValueError), *target.values()):
             copy_kv_blocks(wrong, target, [4], [1], "h2d")
         with refused((TypeError, ValueError), *target.values()):
@@ -398,6 +399,22 @@ def test_threads_are_checked(threads):
         copy_kv_blocks(make_sources(), target, [4], [1], "h2d", threads=threads)
 
 
+def test_other_threads_run_while_bytes_move():
+    """128 MiB in two layers."""
+    source, target = ({name: np.ones((1024, 32768), np.uint16) for name in "ab"} for _ in range(2))
+    ids = np.random.default_rng(0).permutation(1024)
+    assert_other_threads_run(lambda: copy_kv_blocks(source, target, ids, ids, "h2d", threads=1))
+
+
+@pytest.mark.parametrize("stream", [None, 0, 1, 0x7F00_0000_0000])
+def test_host_memory_needs_no_stream_and_may_have_one(stream):
+    source, target = make_sources(), make_targets()
+    copy_kv_blocks(source, target, [4, 0], [1, 6], "h2d", stream=stream)
+    for name in NAMES:
+        np.testing.assert_array_equal(target[name][[1, 6]], source[name][[4, 0]])
+        assert is_untouched(target[name][[0, 2, 3, 4, 5]])
+
+
 def test_tensors_are_given_back_once():
     for error, ids in ((None, [1]), (BlockRangeError, [10])):
         ends = [{name: Producer((10, 4, 2, 8)) for name in "ab"} for _ in range(2)]
@@ -410,3 +427,40 @@ def test_tensors_are_given_back_once():
             for producer in end.values():
                 assert producer.exported >= 1
                 assert producer.deleted == producer.exported
+
+
+@pytest.mark.parametrize("narrow_first", [True, False])
+def test_pairs_of_other_item_sizes_are_pairs_of_their_own(narrow_first):
+    source, target = (
+        np.arange(1, 9, dtype=np.uint16).reshape(8, 1) * 257,
+        np.zeros((8, 1), np.uint16),
+    )
+    layers = {"wide": (source, target)}
+    narrow = {"narrow": (source.view(np.uint8)[:, :1], target.view(np.uint8)[:, :1])}
+    layers = {**narrow, **layers} if narrow_first else {**layers, **narrow}
+    before = target.copy()
+    with pytest.raises(OverlapError):
+        copy_kv_blocks(
+            {name: pair[0] for name, pair in layers.items()},
+            {name: pair[1] for name, pair in layers.items()},
+            range(8),
+            range(8),
+            "d2h",
+        )
+    np.testing.assert_array_equal(target, before)
+
+
+def test_nothing_is_nothing():
+    tensor = {"a": np.ones((3, 2))}
+    target = {"a": np.zeros((3, 2))}
+    for arguments in [
+        (None, target, [0], [1]),
+        (tensor, None, [0], [1]),
+        (tensor, target, None, [1]),
+        (tensor, target, [0], None),
+        (tensor, {}, [0], [1]),
+    ]:
+        copy_kv_blocks(*arguments, "h2d")
+    assert not target["a"].any()
+    with pytest.raises(BlockRangeError, match="'a'"):
+        copy_kv_blocks(tensor, {}, [0], [1], "h2d", strict=True)

@@ -12,6 +12,7 @@ import torch
 from block_models import refused, repair_by_hand, strided
 from engines import label
 from producers import Producer
+from threads import assert_other_threads_run
 
 from kvferry import copy
 from kvferry.errors import BlockRangeError, LayoutError, OverlapError
@@ -301,6 +302,38 @@ def test_rows_that_a_peer_sent_are_read_right(memory, ratio):
         np.testing.assert_array_equal(cache[[4, 1]], meant)
 
 
+@pytest.mark.parametrize("ratio", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("mine", "peers", "repairs"),
+    [
+        # With blocks as large as these, and smaller ones: docs/layouts.md has the same table.
+        ("NHD", "HND", (LAYOUT, BOTH)),
+        ("HND", "HND", (None, BLKSIZE)),
+        ("NHD", "NHD", (None, None)),
+        ("HND", "NHD", (LAYOUT, LAYOUT)),
+    ],
+)
+def test_which_repair_a_block_needs(mine, peers, repairs, ratio):
+    meant = np.arange(TOKENS * HEADS * DIM).reshape(TOKENS, HEADS, DIM)
+    smaller = np.split(meant, ratio)
+    sent = [block.swapaxes(0, 1) if peers == "HND" else block for block in smaller]
+    raw = np.concatenate([block.ravel() for block in sent])
+    memory = np.zeros((BLOCKS, TOKENS * HEADS * DIM), int)
+    memory[3] = raw
+    if mine == "HND":
+        by_head = memory.reshape(BLOCKS, HEADS, TOKENS, DIM)
+        by_token = by_head.transpose(0, 2, 1, 3)
+    else:
+        by_token = memory.reshape(SHAPE)
+    name = repairs[ratio > 1]
+    # Where the two orders are exchanged, heads stand where the repair speaks of tokens.
+    handed_over = by_head if (mine, peers) == ("HND", "NHD") else by_token
+    if name is not None:
+        assert not np.array_equal(by_token[3], meant)
+        repair(name, handed_over, [3], ratio)
+    np.testing.assert_array_equal(by_token[3], meant)
+
+
 def test_two_repairs_one_after_another():
     """A layout repaired after a block size in the view of the memory's order is both at once."""
     apart, together = strided(SHAPE), strided(SHAPE)
@@ -473,6 +506,19 @@ def test_threads_are_checked(name, threads):
 
 
 @each_function
+def test_other_threads_run_while_bytes_move(name):
+    """64 MiB of rows."""
+    cache = np.ones((512, 64, 8, 128), np.uint16)
+    assert_other_threads_run(lambda: repair(name, cache, range(512), 4, threads=1))
+
+
+@each_function
+@pytest.mark.parametrize("stream", [None, 0, 1, 0x7F00_0000_0000])
+def test_host_memory_needs_no_stream_and_may_have_one(name, stream):
+    check(name, strided(SHAPE), [4, 1], 3, stream=stream)
+
+
+@each_function
 def test_a_tensor_is_given_back_once(name):
     for error, rows in ((None, [1]), (BlockRangeError, [10]), (OverlapError, [1, 1])):
         cache = Producer((10, 4, 2, 8))
@@ -483,3 +529,11 @@ def test_a_tensor_is_given_back_once(name):
                 repair(name, cache, rows)
         assert cache.exported >= 1
         assert cache.deleted == cache.exported
+
+
+def test_scratch_is_bounded():
+    """A head that is longer than the scratch buffer is refused instead of allocated."""
+    cache = np.zeros((1, 2, 2, (4 << 20) + 1), np.uint8)
+    with refused(LayoutError, cache, match="heads of 4194305 bytes, more than 4194304"):
+        copy.kv_postprocess_layout_on_receive(cache, [0])
+    copy.kv_postprocess_layout_on_receive(cache[:, :, :1], [0])  # nothing has to move

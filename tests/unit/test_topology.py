@@ -251,6 +251,7 @@ def test_what_is_no_size(remote):
         ({"tp_size": 2.0}, r"tp_size=2\.0"),
         ({"block_size": None}, "block_size=None"),
         ({"total_num_kv_heads": 2**64}, f"total_num_kv_heads={2**64}"),
+        ({"tensor_shape": 1}, "tensor_shape=1 is not a shape"),
     ],
 )
 def test_a_local_rank_that_makes_no_sense(fields, message):
@@ -321,6 +322,13 @@ def test_a_backend_is_asked_once_and_only_where_it_matters():
     assert (made.cross_layers_blocks, made.split_k_and_v) == (False, True)
     assert not made.is_kv_layout_blocks_first
     assert backend.asked == 1
+
+
+def test_no_backend_to_ask():
+    made = make(attn_backends=[])
+    assert made.target_remote_ranks("remote") == [2, 3]
+    with pytest.raises(TopologyError, match="attn_backends is empty"):
+        _ = made.split_k_and_v
 
 
 @WITH_BOTH

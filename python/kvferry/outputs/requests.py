@@ -29,7 +29,7 @@ def yield_req_data(scheduler_output: Any) -> Iterator[tuple[str, Any, bool]]:
     Raises
     ------
     ValueError
-        `req_ids`, `new_block_ids` and the flags differ in length.
+        `req_ids`, `new_block_ids` and the flags differ in length. Nothing has been yielded then.
 
     Examples
     --------
@@ -45,13 +45,17 @@ def yield_req_data(scheduler_output: Any) -> Iterator[tuple[str, Any, bool]]:
     b None False
     c ([2, 3], [7]) True
     """
-    for new in scheduler_output.scheduled_new_reqs:
-        yield new.req_id, new.block_ids, False
     cached = scheduler_output.scheduled_cached_reqs
-    request_ids = cached.req_ids
+    request_ids, block_ids = cached.req_ids, cached.new_block_ids
     resumed_ids = getattr(cached, "resumed_req_ids", None)
     if resumed_ids is None:
         resumed = [bool(flag) for flag in cached.resumed_from_preemption]
     else:
         resumed = [request_id in resumed_ids for request_id in request_ids]
-    yield from zip(request_ids, cached.new_block_ids, resumed, strict=True)
+    others = {"new_block_ids": block_ids, "resumed_from_preemption": resumed}
+    for name, other in others.items():
+        if len(other) != len(request_ids):
+            raise ValueError(f"{len(request_ids)} req_ids but {len(other)} {name}")
+    for new in scheduler_output.scheduled_new_reqs:
+        yield new.req_id, new.block_ids, False
+    yield from zip(request_ids, block_ids, resumed, strict=True)

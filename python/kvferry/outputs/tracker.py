@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+
+from kvferry.outputs._integers import integer
 
 __all__ = ["MAX_FAILED_BLOCKS", "TransferTracker"]
 
@@ -41,6 +44,8 @@ class TransferTracker:
 
     Raises
     ------
+    TypeError
+        `expected` is neither an integer nor ranks, or `max_entries` is no integer.
     ValueError
         `expected`, `timeout` or `max_entries` is not positive.
 
@@ -66,17 +71,18 @@ class TransferTracker:
     ) -> None:
         self._ranks: frozenset[int] | None = None
         if isinstance(expected, Iterable):
-            self._ranks = frozenset(expected)
+            self._ranks = frozenset(integer("rank", rank) for rank in expected)
             self._expected = len(self._ranks)
         else:
-            self._expected = operator.index(expected)
+            self._expected = integer("expected", expected)
         if self._expected < 1:
             raise ValueError(f"expected={expected!r} is not a positive number of ranks")
-        if max_entries < 1:
+        self._max_entries = integer("max_entries", max_entries)
+        if self._max_entries < 1:
             raise ValueError(f"max_entries={max_entries} is not positive")
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout} is not positive")
-        self._timeout, self._max_entries, self._clock = timeout, max_entries, clock
+        self._timeout, self._clock = timeout, clock
         # The ranks that have acknowledged each open request, in the order of opening.
         self._open: OrderedDict[str, set[int]] = OrderedDict()
         # Of open requests, where there is a timeout, in the same order and so of growing time.
@@ -96,15 +102,17 @@ class TransferTracker:
         An open request stays as it is. A closed id may be opened again: nothing of what came
         before counts for it. Where `max_entries` are open, the oldest is cancelled.
         """
+        # First of all, since the clock is the caller's: it may fail, and call this tracker.
+        deadline = None if self._timeout is None else self._moment() + self._timeout
         if request_id in self._open:
             return
-        if len(self._open) >= self._max_entries:
-            self.cancel(next(iter(self._open)))
         if request_id in self._closed:
             del self._closed[request_id]
             self._failed.pop(request_id, None)
-        if self._timeout is not None:
-            self._deadlines[request_id] = self._clock() + self._timeout
+        if len(self._open) >= self._max_entries:
+            self.cancel(next(iter(self._open)))
+        if deadline is not None:
+            self._deadlines[request_id] = deadline
         self._open[request_id] = set()
 
     def ack(self, request_id: str, rank: int) -> bool:
@@ -121,7 +129,13 @@ class TransferTracker:
         -------
         bool
             Whether that completes the request, so `True` once; it is closed then.
+
+        Raises
+        ------
+        TypeError
+            `rank` is no integer.
         """
+        rank = integer("rank", rank)
         acked = self._open.get(request_id)
         if acked is None:
             if request_id in self._closed:
@@ -151,6 +165,11 @@ class TransferTracker:
         now
             Seconds of `clock`; `None`: what it says.
 
+        Raises
+        ------
+        ValueError
+            That is not a number; nothing is closed.
+
         Examples
         --------
         >>> tracker = TransferTracker(expected=2, timeout=30, clock=lambda: 100.0)
@@ -158,9 +177,7 @@ class TransferTracker:
         >>> tracker.expire(now=129.9), tracker.expire(now=130.0)
         ([], ['a'])
         """
-        if not self._deadlines:
-            return []
-        moment = self._clock() if now is None else now
+        moment = self._moment(now)
         expired = []
         for request_id, deadline in self._deadlines.items():
             if deadline > moment:
@@ -186,6 +203,8 @@ class TransferTracker:
 
         Raises
         ------
+        TypeError
+            `rank`, or a group or block, is no integer; nothing is noted.
         ValueError
             The request would have more than `MAX_FAILED_BLOCKS`; nothing is noted.
 
@@ -199,22 +218,24 @@ class TransferTracker:
         >>> tracker.failed_blocks("a")
         ((0, 7), (1, 7))
         """
-        if request_id not in self._open:
+        integer("rank", rank)
+        acked = self._open.get(request_id)
+        if acked is None:
             return
         index = operator.index
-        noted = self._failed.get(request_id, {})
-        more: _Blocks = {}
+        named: _Blocks = {}
         for group, block in blocks:
-            pair = index(group), index(block)
-            if pair not in noted:
-                more[pair] = None
-                if len(noted) + len(more) > MAX_FAILED_BLOCKS:
-                    raise ValueError(
-                        f"request {request_id!r} has more than {MAX_FAILED_BLOCKS} failed blocks"
-                    )
-        if more:
-            noted.update(more)
-            self._failed[request_id] = noted
+            named[index(group), index(block)] = None
+            if len(named) > MAX_FAILED_BLOCKS:
+                raise _too_many_failed(request_id)
+        # Whoever gives the blocks may meanwhile have closed the request, and opened it again.
+        if not named or self._open.get(request_id) is not acked:
+            return
+        noted = self._failed.get(request_id, {})
+        if len(noted) + sum(pair not in noted for pair in named) > MAX_FAILED_BLOCKS:
+            raise _too_many_failed(request_id)
+        noted.update(named)
+        self._failed[request_id] = noted
 
     def failed_blocks(self, request_id: str) -> tuple[tuple[int, int], ...]:
         """Return the (group, block) pairs of a request that did not arrive, on any rank, each once.
@@ -224,6 +245,13 @@ class TransferTracker:
         """
         return tuple(self._failed.get(request_id, ()))
 
+    def _moment(self, now: float | None = None) -> float:
+        """Return a time in seconds, that of the clock where none is given."""
+        moment = self._clock() if now is None else now
+        if math.isnan(moment):  # it is neither before nor after a deadline
+            raise ValueError("the time is not a number")
+        return moment
+
     def _close(self, request_id: str) -> None:
         del self._open[request_id]
         if self._deadlines:
@@ -232,3 +260,7 @@ class TransferTracker:
         if len(self._closed) > self._max_entries:
             forgotten, _ = self._closed.popitem(last=False)
             self._failed.pop(forgotten, None)
+
+
+def _too_many_failed(request_id: str) -> ValueError:
+    return ValueError(f"request {request_id!r} has more than {MAX_FAILED_BLOCKS} failed blocks")

@@ -62,7 +62,15 @@ from itertools import pairwise
 from typing import Any
 
 import msgspec
-from hypothesis import strategies as st
+
+try:
+    from hypothesis import strategies as st
+except ModuleNotFoundError as error:
+    if error.name != "hypothesis":
+        raise
+    raise ModuleNotFoundError(
+        "kvferry.testing.strategies needs hypothesis: pip install hypothesis", name=error.name
+    ) from None
 
 from kvferry.plan import Route
 from kvferry.specs import AttentionGroup, EngineSpec, LatentGroup, ModelSpec, StateGroup, StatePart

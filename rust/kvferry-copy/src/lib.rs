@@ -1,8 +1,7 @@
 //! The host copier: executes bound schedules on host memory, on one thread or several.
 //!
-//! A schedule's loops become [`work`](crate::work) that can be cut into equal parts anywhere; a
-//! [`kernel`](crate::kernel) copies it, on the [`pool`](crate::pool)'s threads where that pays. The result
-//! is the same for every kernel and any number of threads.
+//! A schedule's loops become work that can be cut into equal parts anywhere; a kernel copies it, on the
+//! threads of a pool where that pays. The result is the same for every kernel and any number of threads.
 //!
 //! This crate holds the only `unsafe` code that touches host memory. Everything that it relies on about
 //! sizes is checked here again, for all loops, before the first byte moves.

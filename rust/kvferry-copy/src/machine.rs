@@ -1,15 +1,24 @@
 //! What the machine has.
 
 use std::fs;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Assumed where the machine does not say: what a core of most servers can use of it.
 const USUAL_LAST_LEVEL_CACHE_BYTES: u64 = 32 << 20;
 
 /// Bytes of the cache before memory.
 pub(crate) fn last_level_cache_bytes() -> u64 {
-    static BYTES: OnceLock<u64> = OnceLock::new();
-    *BYTES.get_or_init(|| read().unwrap_or(USUAL_LAST_LEVEL_CACHE_BYTES))
+    /// Zero until it is known. Not a once-lock: one that another thread holds during a fork is never let go
+    /// in the child.
+    static BYTES: AtomicU64 = AtomicU64::new(0);
+    match BYTES.load(Ordering::Relaxed) {
+        0 => {
+            let bytes = read().unwrap_or(USUAL_LAST_LEVEL_CACHE_BYTES);
+            BYTES.store(bytes, Ordering::Relaxed);
+            bytes
+        }
+        bytes => bytes,
+    }
 }
 
 /// What Linux says of the first processor's caches, the largest of which is the last.

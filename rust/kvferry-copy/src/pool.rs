@@ -1,8 +1,10 @@
 //! The pool: the few threads that share large copies with the caller's.
 
+#[cfg(unix)]
+use std::ffi::c_int;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::{process, ptr, thread};
+use std::{ptr, thread};
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
@@ -14,13 +16,8 @@ pub const MAX_THREADS: usize = 16;
 
 /// Threads that take part where a call does not say; zero: as many as the machine runs at once.
 static DEFAULT_THREADS: AtomicUsize = AtomicUsize::new(0);
-/// The pool of this process, or of the one that it was forked from; null until it is needed.
-static POOL: AtomicPtr<Pool> = AtomicPtr::new(ptr::null_mut());
-
-struct Pool {
-    process: u32,
-    threads: ThreadPool,
-}
+/// The pool of this process; null until it is needed.
+static POOL: AtomicPtr<ThreadPool> = AtomicPtr::new(ptr::null_mut());
 
 /// Threads that take part where a call does not say.
 pub fn default_threads() -> usize {
@@ -59,32 +56,54 @@ pub(crate) fn run<T: Sync>(parts: &[T], work: impl Fn(&T) + Sync) {
     }
 }
 
-/// The pool of this process, made when it is first needed. A fork takes no threads along, so that a child
-/// makes its own, and leaves its parent's where it is.
+/// The pool of this process, made when it is first needed.
 fn pool() -> Option<&'static ThreadPool> {
-    let process = process::id();
-    // SAFETY: whatever `POOL` points to is never given back.
-    let current = || unsafe { POOL.load(Ordering::Acquire).as_ref() }.filter(|pool| pool.process == process);
-    if let Some(pool) = current() {
-        return Some(&pool.threads);
+    let mut pool = POOL.load(Ordering::Acquire);
+    if pool.is_null() {
+        let others = MAX_THREADS - 1; // the caller's takes part
+        let available = thread::available_parallelism().map_or(1, usize::from);
+        let builder = ThreadPoolBuilder::new().thread_name(|index| format!("kvferry-{index}"));
+        let made = builder.num_threads(available.min(others)).build().ok()?;
+        if !forget_in_children() {
+            return None;
+        }
+        pool = Box::into_raw(Box::new(made));
+        let none = ptr::null_mut();
+        if let Err(theirs) = POOL.compare_exchange(none, pool, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: nobody else has seen it; another thread was faster.
+            drop(unsafe { Box::from_raw(pool) });
+            pool = theirs;
+        }
     }
-    let others = MAX_THREADS - 1; // the caller's takes part
-    let available = thread::available_parallelism().map_or(1, usize::from);
-    let builder = ThreadPoolBuilder::new().thread_name(|index| format!("kvferry-{index}"));
-    let threads = builder.num_threads(available.min(others)).build().ok()?;
-    let before = POOL.load(Ordering::Acquire);
-    let made = Box::into_raw(Box::new(Pool { process, threads }));
-    if POOL.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire).is_ok() {
-        // SAFETY: as above.
-        return Some(unsafe { &(*made).threads });
+    // SAFETY: whatever `POOL` has pointed to is never given back.
+    unsafe { pool.as_ref() }
+}
+
+/// Sees to it that a forked child makes a pool of its own, as no thread comes along, and leaves its parent's
+/// where it is. Process ids would not do: a child in a new namespace may have that of its parent.
+#[cfg(unix)]
+fn forget_in_children() -> bool {
+    type Handler = Option<extern "C" fn()>;
+    unsafe extern "C" {
+        /// Has functions called before each fork, and after it in the parent and in the child.
+        fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> c_int;
     }
-    // SAFETY: nobody else has seen it; another thread was faster.
-    drop(unsafe { Box::from_raw(made) });
-    current().map(|pool| &pool.threads)
+    extern "C" fn forget() {
+        POOL.store(ptr::null_mut(), Ordering::Release);
+    }
+    // SAFETY: `forget` lives as long as this library, and does what may be done in a forked child.
+    unsafe { pthread_atfork(None, None, Some(forget)) == 0 }
+}
+
+/// Here no process is forked.
+#[cfg(not(unix))]
+fn forget_in_children() -> bool {
+    true
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
     use std::sync::atomic::AtomicU64;
 
     use super::*;
@@ -100,17 +119,22 @@ mod tests {
     }
 
     #[test]
-    fn every_part_is_done_once_from_many_threads_at_once() {
-        let total = AtomicU64::new(0);
-        thread::scope(|scope| {
-            for _ in 0..8 {
-                scope.spawn(|| {
-                    run(&(1..=10).collect::<Vec<u64>>(), |part| {
-                        total.fetch_add(*part, Ordering::Relaxed);
-                    });
-                });
-            }
+    fn threads_that_need_the_pool_first_at_once_share_it() {
+        let (total, start) = (AtomicU64::new(0), Barrier::new(8));
+        let first_use = || {
+            start.wait();
+            let pool = pool().map(ptr::from_ref).map(<*const ThreadPool>::addr);
+            run(&(1..=10).collect::<Vec<u64>>(), |part| {
+                total.fetch_add(*part, Ordering::Relaxed);
+            });
+            pool
+        };
+        let pools: Vec<Option<usize>> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(first_use)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });
+        assert!(pools[0].is_some() && pools.iter().all(|pool| *pool == pools[0]));
+        // Every part was done once.
         assert_eq!(total.into_inner(), 8 * 55);
     }
 }

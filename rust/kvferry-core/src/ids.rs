@@ -18,3 +18,10 @@ pub(crate) fn repeated(ids: &[u64]) -> Option<u64> {
         is_marked
     })
 }
+
+/// An id that is in both lists.
+pub(crate) fn first_common(ids: &[u64], others: &[u64]) -> Option<u64> {
+    let mut sorted = others.to_vec();
+    sorted.sort_unstable();
+    ids.iter().copied().find(|id| sorted.binary_search(id).is_ok())
+}

@@ -163,7 +163,7 @@ impl<'py> IdReader<'py> {
         match kind.as_str() {
             "i" => {
                 let ids = plain("int64")?.cast_into::<PyArray1<i64>>()?;
-                ids.readonly().as_slice()?.iter().map(|id| self.near_id(*id)).collect()
+                ids.try_readonly()?.as_slice()?.iter().map(|id| self.near_id(*id)).collect()
             }
             "u" => {
                 let ids = plain("uint64")?.cast_into::<PyArray1<u64>>()?;
@@ -172,7 +172,7 @@ impl<'py> IdReader<'py> {
                     Err(_) if self.is_null(*id)? => Ok(FAR_NULL_BLOCK),
                     Err(_) => Err(self.too_large(id)),
                 };
-                ids.readonly().as_slice()?.iter().map(id).collect()
+                ids.try_readonly()?.as_slice()?.iter().map(id).collect()
             }
             _ => Err(self.wrong("does not hold integers")),
         }

@@ -1,12 +1,10 @@
 //! Copies between tensors that belong to no engine: whole blocks, rows by name, repairs in place.
 
+use kvferry_core::copies::block_copy::BlockCopy;
 use kvferry_core::copies::layouts::{self, Stack};
 use kvferry_core::copies::repair::{Fault, Repair};
 use kvferry_core::copies::rows;
 use kvferry_core::copies::view::View;
-use kvferry_core::memory::region::Region;
-use kvferry_core::moves::overlap::BoundSchedule;
-use kvferry_core::moves::schedule::Schedule;
 use kvferry_core::specs::layout::Layout;
 use kvferry_core::{Error, Result};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -19,6 +17,8 @@ use crate::errors::{OrRaise, to_py};
 use crate::host;
 
 /// Copy whole blocks between tensors of the same content, whatever the layouts.
+///
+/// Bytes are moved, never interpreted: items must have the same size, and their dtype is not looked at.
 ///
 /// Parameters
 /// ----------
@@ -82,8 +82,7 @@ pub fn copy_blocks(
     py.detach(|| {
         let source = Stack::new(source_layout, sources.views)?;
         let target = Stack::new(target_layout, targets.views)?;
-        let schedule = layouts::bind(&source, &target, &source_ids, &target_ids)?;
-        run(&schedule, &source.regions(), &target.regions(), threads)
+        run(&layouts::bind(&source, &target, &source_ids, &target_ids)?, threads)
     })
     .or_raise()
 }
@@ -97,7 +96,7 @@ pub fn copy_blocks(
 ///     Two names may stand for the same pair of tensors, which is then copied once.
 /// src_block_ids, dst_block_ids
 ///     Row indices, matched by place. Where either is empty, or their lengths differ, or there are no
-///     targets, nothing is done.
+///     targets, or one of the four is ``None``, nothing is done.
 /// direction
 ///     ``"h2d"`` or ``"d2h"``; where the tensors are says the same.
 /// strict
@@ -145,9 +144,12 @@ pub fn copy_kv_blocks(
 ) -> PyResult<()> {
     let _ = stream;
     let threads = args::threads(threads)?;
-    if !["h2d", "d2h"].iter().any(|known| direction.eq(known).unwrap_or(false)) {
+    if !(direction.eq("h2d")? || direction.eq("d2h")?) {
         let given = shown(direction);
         return Err(PyValueError::new_err(format!("direction={given} is neither \"h2d\" nor \"d2h\"")));
+    }
+    if [src_kv_caches, dst_kv_caches, src_block_ids, dst_block_ids].iter().any(|given| given.is_none()) {
+        return Ok(());
     }
     let source_ids = block_ids("src_block_ids", src_block_ids)?;
     let target_ids = block_ids("dst_block_ids", dst_block_ids)?;
@@ -161,11 +163,8 @@ pub fn copy_kv_blocks(
         return Ok(());
     }
     let (sources, targets) = named_pairs(src_kv_caches, dst_kv_caches, strict)?;
-    py.detach(|| {
-        let schedule = rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?;
-        run(&schedule, &sources.rows(), &targets.rows(), threads)
-    })
-    .or_raise()
+    py.detach(|| run(&rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?, threads))
+        .or_raise()
 }
 
 /// Repair blocks that a peer filled with several smaller head-major blocks, one after another.
@@ -173,8 +172,8 @@ pub fn copy_kv_blocks(
 /// Parameters
 /// ----------
 /// cache
-///     A tensor of shape ``[blocks, tokens, heads, elements]`` whose blocks are head-major in memory;
-///     its strides may be any positive ones.
+///     A tensor of shape ``[blocks, tokens, heads, elements]``, read by head, then by token: the memory
+///     order of a head-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
 /// block_size_ratio
@@ -184,8 +183,8 @@ pub fn copy_kv_blocks(
 ///
 /// Raises
 /// ------
-/// AlignmentError
-///     The ratio does not divide the tokens.
+/// ValueError
+///     The ratio is not positive; an `AlignmentError` where it does not divide the tokens.
 /// BlockRangeError, OverlapError
 ///     An index that does not exist, or occurs twice.
 /// LayoutError
@@ -223,8 +222,8 @@ pub fn kv_postprocess_blksize_on_receive(
 /// ----------
 /// cache
 ///     A tensor of shape ``[blocks, tokens, heads, elements]``, or with key and value inside the block
-///     ``[blocks, 2, tokens, heads, elements]``, whose blocks are token-major in memory; its strides may
-///     be any positive ones.
+///     ``[blocks, 2, tokens, heads, elements]``, read by token, then by head: the memory order of a
+///     token-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
 /// threads
@@ -263,8 +262,8 @@ pub fn kv_postprocess_layout_on_receive(
 /// Parameters
 /// ----------
 /// cache
-///     A tensor of shape ``[blocks, tokens, heads, elements]`` whose blocks are token-major in memory;
-///     its strides may be any positive ones.
+///     A tensor of shape ``[blocks, tokens, heads, elements]``, read by token, then by head: the memory
+///     order of a token-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
 /// block_size_ratio
@@ -274,8 +273,8 @@ pub fn kv_postprocess_layout_on_receive(
 ///
 /// Raises
 /// ------
-/// AlignmentError
-///     The ratio does not divide the tokens.
+/// ValueError
+///     The ratio is not positive; an `AlignmentError` where it does not divide the tokens.
 /// BlockRangeError, OverlapError
 ///     An index that does not exist, or occurs twice.
 /// LayoutError
@@ -355,11 +354,6 @@ impl Views {
         self.owners.push(owner);
         Ok(())
     }
-
-    /// The memory of tensors whose first dimension counts the blocks.
-    fn rows(&self) -> Vec<Region> {
-        self.views.iter().map(|view| view.region(0)).collect()
-    }
 }
 
 /// The source tensors, and for each the target of its name.
@@ -395,9 +389,9 @@ fn named_pairs(
     Ok((from, to))
 }
 
-/// Checks a schedule, then copies.
-fn run(schedule: &Schedule, source: &[Region], target: &[Region], threads: Option<usize>) -> Result<()> {
-    // SAFETY: every region is host memory (`import`) that our callers' `Views` keep alive, and targets are
-    // writable (`bind`).
-    unsafe { host::copy(&[BoundSchedule { schedule, source, target }], threads) }
+/// Runs a copy whose tensors our callers' `Views` keep alive.
+fn run(copy: &BlockCopy, threads: Option<usize>) -> Result<()> {
+    // SAFETY: every region is host memory (`import`), targets are writable and no byte of one is written
+    // twice or read (`BlockCopy`).
+    unsafe { host::copy(&[copy.bound()], threads) }
 }

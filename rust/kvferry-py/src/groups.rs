@@ -159,6 +159,9 @@ pub fn get_engine_group_indices(
     let num_layers = index("num_registered_layers", num_registered_layers)?;
     let no_layer =
         |layer: &Bound<'_, PyAny>, group| to_py(groups::outside_layers(shown(layer), group, num_layers));
+    if num_layers == 0 {
+        return engine_groups(groups).map(|_| None);
+    }
     let groups = kv_groups(groups, no_layer)?;
     groups::engine_group_of_layers(&groups, num_layers, strict).or_raise()
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kvferry_core::memory::cache::RankCache;
 use kvferry_core::moves::bind::{bind, bind_checked};
 use kvferry_core::moves::explain::{explain, summarize};
-use kvferry_core::moves::overlap::BoundSchedule;
+use kvferry_core::moves::overlap::{self, BoundSchedule};
 use kvferry_core::moves::schedule::Schedule;
 use kvferry_core::moves::staging::stage;
 use kvferry_core::planning::plan;
@@ -338,7 +338,9 @@ fn run(
         .zip(ends)
         .map(|(schedule, (source, target))| BoundSchedule::new(schedule, source, target))
         .collect();
+    overlap::check(&bound, true)?;
     // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive, and our
-    // caller holds these objects until this returns. Targets are writable (`bind`).
+    // caller holds these objects until this returns. Targets are writable (`bind`), and no byte of one is written
+    // twice or read (`check`).
     unsafe { host::copy(&bound, threads) }
 }

@@ -6,7 +6,7 @@ use kvferry_core::Error;
 use kvferry_core::memory::cache::RankCache;
 use kvferry_core::memory::region::Region;
 use kvferry_core::memory::tensor::{RawTensor, Tensor};
-use kvferry_core::moves::overlap::BoundSchedule;
+use kvferry_core::moves::overlap::{self, BoundSchedule};
 use kvferry_core::moves::staging::{self, StagedRun};
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
@@ -100,10 +100,14 @@ impl Staged {
             writable: buffer.writable,
         }];
         let bound = BoundSchedule { schedule: &self.inner.finish, source: &source, target: &target.regions };
-        // SAFETY: `source` describes the buffer that `_owner` keeps alive, `target` a `KVCache` that the caller
-        // holds; both are host memory. The target is writable and strided as the one that the schedule was
-        // bound to (`check_target`).
-        py.detach(|| unsafe { host::copy(&[bound], None) }).or_raise()
+        py.detach(|| {
+            overlap::check(&[bound], true)?;
+            // SAFETY: `source` describes the buffer that `_owner` keeps alive, `target` a `KVCache` that the
+            // caller holds; both are host memory. The target is writable and strided as the one that the
+            // schedule was bound to (`check_target`), and no byte is written twice or read (`check`).
+            unsafe { host::copy(&[bound], None) }
+        })
+        .or_raise()
     }
 
     fn __repr__(&self) -> String {

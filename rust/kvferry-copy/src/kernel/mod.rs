@@ -5,17 +5,19 @@
 //! ones stay in it, for whoever reads them next.
 
 mod pieces;
+#[cfg(test)]
+mod tests;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 use std::env;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::machine;
 use crate::work::Work;
 
-/// The environment variable that names the one kernel to use, whatever is copied.
-pub const VARIABLE: &str = "KVFERRY_KERNEL";
+/// Names the one kernel to use, whatever is copied.
+const VARIABLE: &str = "KVFERRY_KERNEL";
 
 /// Bytes of a piece of a stream: a page, beyond which neither prefetchers nor translations reach.
 const STREAM_PIECE_BYTES: u64 = 4096;
@@ -58,18 +60,27 @@ pub fn supported() -> impl Iterator<Item = (&'static str, Kernel)> {
     KERNELS.into_iter().filter(|(_, kernel)| kernel.vectors.is_supported())
 }
 
-/// The kernel that [`VARIABLE`] names; the error says what it may name here.
+/// The kernel that the environment variable `KVFERRY_KERNEL` names; the error says what it may name here.
 pub fn forced() -> Result<Option<Kernel>, String> {
-    static FORCED: OnceLock<Result<Option<Kernel>, String>> = OnceLock::new();
-    let read = || {
-        let Some(name) = env::var_os(VARIABLE) else { return Ok(None) };
-        let found = supported().find(|(known, _)| name == *known);
-        found.map(|(_, kernel)| Some(kernel)).ok_or_else(|| {
-            let names: Vec<&str> = supported().map(|(name, _)| name).collect();
-            format!("{VARIABLE}={} is not one of {}", name.display(), names.join(", "))
-        })
-    };
-    FORCED.get_or_init(read).clone()
+    const UNREAD: usize = usize::MAX;
+    /// Index of the kernel, past all of them where none is named. Not a once-lock: one that another thread
+    /// holds during a fork is never let go in the child.
+    static FORCED: AtomicUsize = AtomicUsize::new(UNREAD);
+    let mut forced = FORCED.load(Ordering::Relaxed);
+    if forced == UNREAD {
+        forced = read_forced()?;
+        FORCED.store(forced, Ordering::Relaxed);
+    }
+    Ok(KERNELS.get(forced).map(|(_, kernel)| *kernel))
+}
+
+fn read_forced() -> Result<usize, String> {
+    let Some(name) = env::var_os(VARIABLE) else { return Ok(KERNELS.len()) };
+    let is_named = |(known, kernel): &(&str, Kernel)| name == *known && kernel.vectors.is_supported();
+    KERNELS.iter().position(is_named).ok_or_else(|| {
+        let names: Vec<&str> = supported().map(|(name, _)| name).collect();
+        format!("{VARIABLE}={} is not one of {}", name.display(), names.join(", "))
+    })
 }
 
 impl Vectors {
@@ -87,9 +98,8 @@ impl Vectors {
 
     /// The widest vectors that this machine has.
     fn best() -> Self {
-        static BEST: OnceLock<Vectors> = OnceLock::new();
-        let widest = || [Self::Avx512, Self::Avx2].into_iter().find(|vectors| vectors.is_supported());
-        *BEST.get_or_init(|| widest().unwrap_or(Self::Portable))
+        let widest = [Self::Avx512, Self::Avx2].into_iter().find(|vectors| vectors.is_supported());
+        widest.unwrap_or(Self::Portable)
     }
 }
 

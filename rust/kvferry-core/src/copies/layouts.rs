@@ -1,16 +1,15 @@
 //! Blocks of declared layouts: the same content on both sides, wherever its axes lie.
 
+use crate::copies::block_copy::{BlockCopy, Blocks};
 use crate::copies::ids;
 use crate::copies::parts::{Part, schedule};
 use crate::copies::view::View;
 use crate::error::{Result, fail};
-use crate::memory::region::Region;
-use crate::moves::schedule::Schedule;
 use crate::moves::strided::Dim;
 use crate::side::Side;
 use crate::specs::layout::{Axis, Layout};
 
-/// Bound on the layers of one tensor, some hundred times what models have.
+/// Bound on the layers of all tensors, some hundred times what models have.
 const MAX_LAYERS: u64 = 1 << 16;
 
 /// Tensors of one layout whose blocks hold some layers.
@@ -36,6 +35,9 @@ impl Stack {
     /// In an attention layout with neither `K` nor `C`, tensors are key and value by turns; an odd one
     /// out means that they are planes of their own.
     pub fn new(layout: Layout, tensors: Vec<View>) -> Result<Self> {
+        if tensors.is_empty() {
+            fail!(Layout, "there is no tensor of layout \"{layout}\"");
+        }
         let dimensions = layout.axes().len();
         for tensor in &tensors {
             if tensor.sizes.len() != dimensions {
@@ -51,22 +53,22 @@ impl Stack {
             !layout.joins_planes() && layout.has(Axis::Head) && tensors.len().is_multiple_of(2);
         let tensors_per_layer = if comes_in_pairs { 2 } else { 1 };
         let stack = Self { layout, tensors, tensors_per_layer };
-        for tensor in 0..stack.tensors.len() {
-            let (planes, layers) = (stack.size(tensor, Axis::Plane), stack.size(tensor, Axis::Layer));
-            if layers > MAX_LAYERS {
-                fail!(Layout, "{} has {layers} layers, more than {MAX_LAYERS}", stack.tensors[tensor].name);
-            }
+        let mut layers = 0_u64;
+        for (index, tensor) in stack.tensors.iter().enumerate() {
+            let planes = stack.size(index, Axis::Plane);
             if stack.layout.has(Axis::Plane) && planes != 2 {
-                fail!(Layout, "{} has {planes} planes along K, not 2", stack.tensors[tensor].name);
+                fail!(Layout, "{} has {planes} planes along K, not 2", tensor.name);
+            }
+            layers = layers.saturating_add(stack.size(index, Axis::Layer));
+            if layers > MAX_LAYERS {
+                fail!(
+                    Layout,
+                    "{} and those before it hold {layers} layers, more than {MAX_LAYERS}",
+                    tensor.name
+                );
             }
         }
         Ok(stack)
-    }
-
-    /// The tensors' memory.
-    pub fn regions(&self) -> Vec<Region> {
-        let block = self.position(Axis::Block).unwrap_or(0); // every layout has it
-        self.tensors.iter().map(|tensor| tensor.region(block)).collect()
     }
 
     fn position(&self, axis: Axis) -> Option<usize> {
@@ -86,9 +88,19 @@ impl Stack {
         if self.layout.has(Axis::Content) { Axis::Content } else { Axis::Dim }
     }
 
-    /// Blocks that every tensor has.
-    fn blocks(&self) -> u64 {
-        (0..self.tensors.len()).map(|tensor| self.size(tensor, Axis::Block)).min().unwrap_or(0)
+    /// The tensor that has the fewest blocks, and how many.
+    fn fewest_blocks(&self) -> (u64, &str) {
+        let blocks = self
+            .tensors
+            .iter()
+            .enumerate()
+            .map(|(tensor, view)| (self.size(tensor, Axis::Block), &view.name));
+        blocks.min().map_or((0, ""), |(blocks, name)| (blocks, name))
+    }
+
+    fn blocks<'a>(&'a self, ids: &'a [u64]) -> Blocks<'a> {
+        let dimension = self.position(Axis::Block).unwrap_or(0); // every layout has it
+        Blocks { views: &self.tensors, dimension, ids }
     }
 
     /// Planes of a layer: key and value, one where those are not told apart.
@@ -142,7 +154,7 @@ impl Stack {
 }
 
 /// Binds a copy of whole blocks: block `target_ids[i]` becomes what block `source_ids[i]` is.
-pub fn bind(source: &Stack, target: &Stack, source_ids: &[i64], target_ids: &[i64]) -> Result<Schedule> {
+pub fn bind(source: &Stack, target: &Stack, source_ids: &[i64], target_ids: &[i64]) -> Result<BlockCopy> {
     if source_ids.len() != target_ids.len() {
         fail!(
             BlockRange,
@@ -153,10 +165,11 @@ pub fn bind(source: &Stack, target: &Stack, source_ids: &[i64], target_ids: &[i6
     }
     target.tensors.iter().try_for_each(View::check_target)?;
     let parts = parts(source, target)?;
-    let source_ids = ids::existing("source_block_ids", source_ids, source.blocks())?;
-    let target_ids = ids::existing("target_block_ids", target_ids, target.blocks())?;
+    let source_ids = ids::existing("source_block_ids", source_ids, source.fewest_blocks())?;
+    let target_ids = ids::existing("target_block_ids", target_ids, target.fewest_blocks())?;
     ids::check_distinct("target_block_ids", &target_ids)?;
-    schedule(&parts, &source_ids, &target_ids)
+    let schedule = schedule(&parts, &source_ids, &target_ids)?;
+    BlockCopy::new(schedule, &source.blocks(&source_ids), &target.blocks(&target_ids))
 }
 
 fn parts(source: &Stack, target: &Stack) -> Result<Vec<Part>> {

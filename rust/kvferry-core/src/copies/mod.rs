@@ -1,9 +1,10 @@
 //! Copies of whole blocks between tensors that belong to no engine: all that is known of them is said in
 //! the call.
 
-pub mod ids;
+pub mod block_copy;
+mod ids;
 pub mod layouts;
-pub mod parts;
+mod parts;
 pub mod repair;
 pub mod rows;
 pub mod view;

@@ -167,7 +167,10 @@ impl Repair {
             Fault::Layout => 1,
             Fault::BlockSize(ratio) | Fault::BlockSizeAndLayout(ratio) => ratio,
         };
-        if parts == 0 || !tokens.count.is_multiple_of(parts) {
+        if parts == 0 {
+            fail!(Value, "block_size_ratio=0 is not positive");
+        }
+        if !tokens.count.is_multiple_of(parts) {
             fail!(Alignment, "block_size_ratio={parts} does not divide {} tokens a block", tokens.count);
         }
         let part_tokens = Step { count: tokens.count / parts, stride: tokens.stride };
@@ -180,18 +183,20 @@ impl Repair {
         if outer.count.saturating_mul(inner.count) > MAX_ITEMS {
             fail!(Layout, "{} has blocks of more than {MAX_ITEMS} tokens × heads", cache.name);
         }
-        let item_bytes = around.count.saturating_mul(elements.count).saturating_mul(cache.item_bytes);
+        let head_bytes = elements.count.saturating_mul(cache.item_bytes);
+        if outer.count > 1 && inner.count > 1 && head_bytes > SCRATCH_BYTES {
+            fail!(Layout, "{} has heads of {head_bytes} bytes, more than {SCRATCH_BYTES}", cache.name);
+        }
+        let matrix_bytes =
+            (outer.count * inner.count).saturating_mul(around.count.saturating_mul(head_bytes));
         // A matrix of long items may be as many of shorter ones.
-        let (matrices, around) = match (matrices, around) {
-            ([planes, one], around)
-                if (outer.count * inner.count).saturating_mul(item_bytes) > SCRATCH_BYTES
-                    && one.count == 1 =>
-            {
+        let (matrices, around) = match matrices {
+            [planes, nothing] if matrix_bytes > SCRATCH_BYTES && nothing.count == 1 => {
                 ([planes, around], one)
             }
-            whole => whole,
+            _ => (matrices, around),
         };
-        let mut indices = ids::existing("indices", indices, rows.count)?;
+        let mut indices = ids::existing("indices", indices, (rows.count, &cache.name))?;
         ids::check_distinct("indices", &indices)?;
         if cache.extent_bytes == 0 {
             indices.clear(); // rows of no bytes

@@ -2,26 +2,22 @@
 
 use std::collections::HashSet;
 
+use crate::copies::block_copy::{BlockCopy, Blocks};
 use crate::copies::ids;
 use crate::copies::parts::{Part, schedule};
 use crate::copies::view::View;
 use crate::error::{Result, fail};
-use crate::moves::schedule::Schedule;
 use crate::moves::strided::Dim;
 
 /// Binds a copy of rows between tensors `i` of both lists: row `target_ids[j]` becomes what row
 /// `source_ids[j]` is. A pair of tensors that is listed again, as engines do whose layers share one, is
 /// copied once.
-pub fn bind(sources: &[View], targets: &[View], source_ids: &[i64], target_ids: &[i64]) -> Result<Schedule> {
-    if sources.is_empty() {
-        return Ok(Schedule::default());
-    }
+pub fn bind(sources: &[View], targets: &[View], source_ids: &[i64], target_ids: &[i64]) -> Result<BlockCopy> {
     let mut parts = Vec::with_capacity(sources.len());
     let mut seen = HashSet::new();
-    let (mut source_rows, mut target_rows) = (u64::MAX, u64::MAX);
     for (index, (source, target)) in sources.iter().zip(targets).enumerate() {
         target.check_target()?;
-        let (Some((from_rows, from_shape)), Some((to_rows, to_shape))) =
+        let (Some((_, from_shape)), Some((_, to_shape))) =
             (source.sizes.split_first(), target.sizes.split_first())
         else {
             fail!(Layout, "{} or {} has no dimension whose rows could be copied", source.name, target.name);
@@ -36,10 +32,9 @@ pub fn bind(sources: &[View], targets: &[View], source_ids: &[i64], target_ids: 
                 target.item_bytes
             );
         }
-        source_rows = source_rows.min(*from_rows);
-        target_rows = target_rows.min(*to_rows);
         let strides = (&source.strides, &target.strides);
-        if !seen.insert((source.address, strides.0, target.address, strides.1, from_shape)) {
+        if !seen.insert((source.address, strides.0, target.address, strides.1, from_shape, source.item_bytes))
+        {
             continue;
         }
         let dim = |axis: usize| Dim {
@@ -57,8 +52,17 @@ pub fn bind(sources: &[View], targets: &[View], source_ids: &[i64], target_ids: 
             item_bytes: source.item_bytes,
         });
     }
-    let source_ids = ids::existing("src_block_ids", source_ids, source_rows)?;
-    let target_ids = ids::existing("dst_block_ids", target_ids, target_rows)?;
+    let source_ids = ids::existing("src_block_ids", source_ids, fewest_rows(sources))?;
+    let target_ids = ids::existing("dst_block_ids", target_ids, fewest_rows(targets))?;
     ids::check_distinct("dst_block_ids", &target_ids)?;
-    schedule(&parts, &source_ids, &target_ids)
+    let schedule = schedule(&parts, &source_ids, &target_ids)?;
+    let source = Blocks { views: sources, dimension: 0, ids: &source_ids };
+    let target = Blocks { views: targets, dimension: 0, ids: &target_ids };
+    BlockCopy::new(schedule, &source, &target)
+}
+
+/// The tensor that has the fewest rows, and how many.
+fn fewest_rows(views: &[View]) -> (u64, &str) {
+    let rows = views.iter().map(|view| (view.sizes[0], view.name.as_str()));
+    rows.min().unwrap_or((u64::MAX, ""))
 }

@@ -94,6 +94,12 @@ impl View {
         Ok(())
     }
 
+    /// Whether both name the same elements in the same way.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        (self.address, self.item_bytes, &self.sizes, &self.strides)
+            == (other.address, other.item_bytes, &other.sizes, &other.strides)
+    }
+
     /// Its memory, of which `block_dimension` counts the blocks.
     pub fn region(&self, block_dimension: usize) -> Region {
         Region {

@@ -40,7 +40,7 @@ pub(crate) fn try_push<T>(items: &mut Vec<T>, item: T) -> Result<()> {
         let more = items.len().max(FIRST_ITEMS);
         if items.try_reserve_exact(more).is_err() {
             let bytes = (items.len() + more) * size_of::<T>();
-            fail!(Memory, "expanding the plan needs another {bytes} bytes");
+            fail!(Memory, "expanding a copy needs another {bytes} bytes");
         }
     }
     items.push(item);

@@ -38,6 +38,10 @@ impl<'a> BoundSchedule<'a> {
     }
 }
 
+/// Bound on the spans that are compared: 2.5 GiB of them. Only blocks that interleave in memory have so
+/// many.
+const MAX_SPANS: u128 = 1 << 26;
+
 /// A tensor at one end of some schedules: side, the first of the schedules that has it, tensor index.
 type Owner = (Side, usize, usize);
 
@@ -141,6 +145,7 @@ fn close(cluster: &mut Vec<Owner>, sharing: &mut BTreeSet<Owner>) {
 /// What the owners touch, sorted, each owner's own spans merged.
 fn spans(bound: &[BoundSchedule<'_>], owners: &BTreeSet<Owner>, grain: Grain) -> Result<Vec<Span>> {
     let mut spans = Vec::new();
+    let mut num_spans = 0;
     for BoundSchedule { schedule, source, target } in bound {
         let first = [Side::Source, Side::Target].map(|side| first_with(bound, side, side.of(source, target)));
         for copy in &schedule.loops {
@@ -155,6 +160,15 @@ fn spans(bound: &[BoundSchedule<'_>], owners: &BTreeSet<Owner>, grain: Grain) ->
                 }
                 let (outer, hull_bytes) = hull(&copy.strided, side, grain, end[tensor].block_stride);
                 let start = end[tensor].address + offset;
+                let steps: u128 = outer.iter().map(|dim| u128::from(dim.count)).product();
+                num_spans += steps * copy.entries.len() as u128;
+                if num_spans > MAX_SPANS {
+                    fail!(
+                        Value,
+                        "{} shares memory that is written, in more than {MAX_SPANS} pieces: too many to compare",
+                        end[tensor].name
+                    );
+                }
                 for entry in &table[copy.entries.clone()] {
                     let mut pushed = Ok(());
                     each_step(&outer, start + entry, start + entry, &mut |source, target| {
