@@ -72,6 +72,7 @@ impl Job {
     ) -> Result<()> {
         let mut table = None;
         let mut known = Ranges::default();
+        self.loops.reserve(schedule.loops.len());
         for copy in &schedule.loops {
             let Some((source, target)) = tensors(copy)? else { continue };
             let first = *table.get_or_insert_with(|| self.push_table(&schedule.table));

@@ -29,8 +29,11 @@ impl Divisor {
     pub fn new(value: u64) -> Self {
         assert!((1..=Self::MAX).contains(&value), "a divisor of {value}");
         // For numbers below 2^31, 31 bits and the logarithm, rounded up, give an exact quotient.
-        let shift = 31 + value.next_power_of_two().trailing_zeros();
-        Self { value: narrow(value), multiplier: narrow((1_u64 << shift).div_ceil(value)), shift }
+        let power = value.next_power_of_two();
+        let shift = 31 + power.trailing_zeros();
+        // Most are powers of two, which need no division.
+        let multiplier = if power == value { 1 << 31 } else { (1_u64 << shift).div_ceil(value) };
+        Self { value: narrow(value), multiplier: narrow(multiplier), shift }
     }
 }
 

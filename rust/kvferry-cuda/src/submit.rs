@@ -165,7 +165,8 @@ impl Submission {
             return Ok(());
         }
         // The entries come first: they tell one request's tables from the next one's.
-        let mut tables = Blob::default();
+        let records = [bytes(&job.table), bytes(&job.loops), bytes(&job.runs)];
+        let mut tables = Blob(Vec::with_capacity(records.map(|bytes| bytes.len() + ALIGNMENT).iter().sum()));
         let (table, loops, runs) = (tables.push(&job.table), tables.push(&job.loops), tables.push(&job.runs));
         let launch = |address: u64| {
             let Device { copy_loops, copy_runs, .. } = self.device;

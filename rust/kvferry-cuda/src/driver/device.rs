@@ -114,7 +114,7 @@ impl Device {
             copy_runs: kernel(c"kvferry_copy_runs")?,
             transpose,
             tables: Mutex::new(Tables::default()),
-            peers: Mutex::new(vec![ordinal]),
+            peers: Mutex::default(),
         })
     }
 
@@ -147,6 +147,9 @@ impl Device {
 
     /// Refuses memory of a device that this one cannot read and write; its context must be current.
     pub fn check_peer(&self, ordinal: i32) -> Result<()> {
+        if ordinal == self.ordinal {
+            return Ok(());
+        }
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if peers.contains(&ordinal) {
             return Ok(());
