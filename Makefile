@@ -17,6 +17,13 @@ export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 # With CI set, a Cargo.lock that is out of date is an error instead of being rewritten.
 LOCKED := $(if $(CI),--locked)
 
+# The compiler of `build-system.requires` in pyproject.toml, so that what it makes of the kernels is
+# tested. It lies apart: torch brings the packages of another CUDA. `KVFERRY_NVCC=` does without.
+ifeq ($(origin KVFERRY_NVCC) $(shell uname -sm),undefined Linux x86_64)
+NVCC := $(addprefix nvidia-,$(addsuffix ==13.0.*,cuda-nvcc nvvm cuda-crt cuda-runtime cuda-cccl))
+export KVFERRY_NVCC := $(CURDIR)/.venv/nvcc/nvidia/cu13/bin/nvcc
+endif
+
 UV := $(shell command -v uv 2>/dev/null)
 ifneq ($(UV),)
 # Without a download: the interpreter is the one that PYTHON names.
@@ -33,7 +40,7 @@ EMULATED := --features emulated
 
 # What the installed package is built from; Python files are used where they lie.
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
-	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu*' -o -name '*.cpp' \) 2>/dev/null)
 
 .PHONY: help venv build demo test test-peers lint bench mutants clean
 .DELETE_ON_ERROR:
@@ -85,12 +92,16 @@ $(STAMPS)/venv:
 	$(INSTALL) "$(MATURIN)"
 	@mkdir -p $(@D) && touch $@
 
+$(STAMPS)/nvcc: $(STAMPS)/venv
+	$(if $(NVCC),$(INSTALL) --target .venv/nvcc $(foreach package,$(NVCC),"$(package)"))
+	@touch $@
+
 $(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
 	$(DEVELOP) --extras demo
 	@touch $@
 
 # What the demo needs is part of it, so a later `make demo` finds nothing to do.
-$(STAMPS)/dev: $(STAMPS)/venv $(BUILD_INPUTS)
+$(STAMPS)/dev: $(STAMPS)/nvcc $(BUILD_INPUTS)
 	$(DEVELOP) $(EMULATED) --extras test,lint
 	@touch $@ $(STAMPS)/demo
 

@@ -23,16 +23,19 @@ use crate::execution::Execution;
 /// Parameters
 /// ----------
 /// source, target
-///     A tensor that speaks DLPack (torch, numpy, …) in host memory, or a list of them: one a layer, or
-///     key and value by turns where the layout has heads and neither ``K`` nor ``C``. Dimensions are the
-///     layout's letters in that order; strides may be any positive ones. Either side may hold several
+///     A tensor that speaks DLPack (torch, numpy, …) in host or CUDA memory, or a list of them: one a
+///     layer, or key and value by turns where the layout has heads and neither ``K`` nor ``C``. Dimensions
+///     are the layout's letters in that order; strides may be any positive ones. Either side may hold several
 ///     layers in one tensor (``L``), and key and value in one row (``C``).
 /// source_block_ids, target_block_ids
-///     Ids of blocks, matched by place: lists, ranges, or integer arrays in host memory.
+///     Ids of blocks, matched by place: lists, ranges, or integer arrays; those on a device are
+///     waited for.
 /// source_layout, target_layout
 ///     Axis letters, see `Layout`.
 /// stream
-///     For device tensors; host copies ignore it.
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -101,7 +104,9 @@ pub fn copy_blocks(
 /// strict
 ///     Lists of different lengths are an error, and so are missing targets where there is none at all.
 /// stream
-///     For device tensors; host copies ignore it.
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -176,6 +181,10 @@ pub fn copy_kv_blocks(
 ///     The blocks to repair, in place.
 /// block_size_ratio
 ///     How many of the peer's blocks make one of these; it divides the tokens.
+/// stream
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -224,6 +233,10 @@ pub fn kv_postprocess_blksize_on_receive(
 ///     token-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
+/// stream
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -266,6 +279,10 @@ pub fn kv_postprocess_layout_on_receive(
 ///     The blocks to repair, in place.
 /// block_size_ratio
 ///     How many of the peer's blocks make one of these; it divides the tokens.
+/// stream
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///

@@ -7,3 +7,11 @@ use pyo3::prelude::*;
 pub fn cuda_unavailable_reason() -> Option<String> {
     kvferry_cuda::available().err()
 }
+
+/// The library that takes the place of the driver where it is loaded first, for tests without a GPU.
+#[cfg(feature = "emulated")]
+#[pyfunction]
+#[pyo3(name = "_emulated_driver")]
+pub fn emulated_driver() -> &'static str {
+    kvferry_cuda::emulated::DRIVER
+}

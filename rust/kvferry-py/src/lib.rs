@@ -39,6 +39,9 @@ mod _core {
     };
     #[pymodule_export]
     use crate::cuda::cuda_unavailable_reason;
+    #[cfg(feature = "emulated")]
+    #[pymodule_export]
+    use crate::cuda::emulated_driver;
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]

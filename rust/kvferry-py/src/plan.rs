@@ -202,14 +202,16 @@ impl Plan {
         Ok(summary.or_raise()?.staging_pays(min_mean_bytes))
     }
 
-    /// Run the plan in this process; it has finished when this returns.
+    /// Run the plan in this process; on host memory, it has finished when this returns.
     ///
     /// Parameters
     /// ----------
     /// sources, targets
     ///     One `KVCache` or several. Caches of ranks that the plan does not use are ignored.
     /// stream
-    ///     For device tensors; host copies ignore it.
+    ///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+    ///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+    ///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
     /// threads
     ///     At most so many threads take part; ``None``: as many as the machine runs at once.
     ///

@@ -52,22 +52,24 @@ impl Staged {
         self.inner.scratch_bytes
     }
 
-    /// Copy what is due from scratch to its places; it has finished when this returns.
+    /// Copy what is due from scratch to its places; on host memory, it has finished when this returns.
     ///
     /// Parameters
     /// ----------
     /// scratch
-    ///     A contiguous DLPack tensor in host memory of at least ``scratch_bytes``, which the moves of
+    ///     A contiguous DLPack tensor of at least ``scratch_bytes``, which the moves of
     ///     ``descriptors`` have filled.
     /// target
     ///     The `KVCache` of the target rank.
     /// stream
-    ///     For device tensors; host copies ignore it.
+    ///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+    ///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+    ///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
     ///
     /// Raises
     /// ------
     /// LayoutError
-    ///     The buffer is too small, not contiguous or not in host memory, or the target's tensors have
+    ///     The buffer is too small, not contiguous or on a device that cannot be copied from, or the target's tensors have
     ///     other strides than those that this was made for.
     /// OverlapError
     ///     The buffer shares memory with what is written.
