@@ -56,6 +56,7 @@ class Producer:
 
     Everything that a consumer reads can be set by itself, sense or nonsense. Its memory outlives it
     on purpose, so that a consumer that reads too late is noticed by `deleted` and not by a crash.
+    It is the one that is given, else 16 KiB of its own.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Producer:
         null_shape: bool = False,
         has_deleter: bool = True,
         on_delete: Any = None,
+        memory: Any = None,
     ) -> None:
         self.deleted = 0
         self.exported = 0
@@ -86,7 +88,7 @@ class Producer:
         self._versioned = versioned
         self._on_delete = on_delete
         self._device = device if stated_device is None else stated_device
-        self.memory = (ctypes.c_uint8 * (1 << 14))()
+        self.memory = (ctypes.c_uint8 * (1 << 14))() if memory is None else memory
         self._shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
         self._strides = (
             None if strides is None else (ctypes.c_int64 * max(1, len(strides)))(*strides)

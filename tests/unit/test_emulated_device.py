@@ -1,0 +1,70 @@
+"""The device copier without a device: its kernels on host memory, its calls on an emulated driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvferry import copy, cuda
+
+TESTS = Path(__file__).parents[1]
+# Those of the properties whose copies a device can run.
+PROPERTIES = [
+    TESTS / "property" / name
+    for name in ("test_block_copies.py", "test_push.py", "test_route.py", "test_staging.py")
+]
+CALLS = Path(__file__).parent / "helpers" / "emulated_calls.py"
+VARIABLE = "KVFERRY_EMULATED_DEVICE"
+# In which order threads run between two barriers, and whether blocks of few threads go around often.
+ORDERS = ("forward", "backward", "forward-small", "backward-small")
+
+
+def is_emulated(monkeypatch):
+    """Tell whether this build runs host copies as the variable says, and so refuses nonsense."""
+    monkeypatch.setenv(VARIABLE, "nonsense")
+    rows = {"a": np.zeros((2, 2))}
+    try:
+        copy.copy_kv_blocks(rows, rows, [0], [1], "h2d")
+    except ValueError as error:
+        assert VARIABLE in str(error)
+        return True
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _emulated(monkeypatch):
+    if not is_emulated(monkeypatch):
+        pytest.skip("built without the feature `emulated`, see the Makefile")
+    monkeypatch.delenv(VARIABLE)
+
+
+def run_tests(*files, **environment):
+    arguments = ["-q", "-p", "no:cacheprovider", *map(str, files)]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, "HYPOTHESIS_PROFILE": "unshrunk", **environment},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout and "skipped" not in result.stdout
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_properties_of_host_copies_hold_for_the_kernels(order):
+    run_tests(*PROPERTIES, **{VARIABLE: order, "KVFERRY_EXAMPLES": "120"})
+
+
+def test_calls_are_enqueued_checked_and_right():
+    reason = cuda.unavailable_reason() or ""
+    if "no CUDA kernels" in reason:
+        pytest.skip(reason)
+    run_tests(CALLS, KVFERRY_EXAMPLES="600")
