@@ -128,7 +128,7 @@ def test_what_was_staged_is_laid_out_on_a_stream():
     wait(stream)
     to.fetch()
     assert all(np.array_equal(one, two) for one, two in zip(direct, target, strict=True))
-    with pytest.raises(LayoutError, match="scratch.*not pinned"):
+    with pytest.raises(LayoutError, match=r"scratch.*not pinned"):
         staged.finish(scratch, cache, stream=stream)
 
 
@@ -138,8 +138,8 @@ def test_host_copies_have_finished_whatever_stream_is_named():
     assert np.array_equal(target[1], source[5])
 
 
-def two(source_place, target_place, **options):
-    """Copy rows between new tensors there; what was refused, and whether the target is untouched."""
+def refusal(source_place, target_place, **options):
+    """Return why rows between new tensors there are refused, with nothing written."""
     from_ = source_place
     if isinstance(source_place, Place):
         from_ = Twins([numbers()], source_place).tensors[0]
@@ -153,17 +153,17 @@ def two(source_place, target_place, **options):
 
 
 def test_host_memory_that_is_not_pinned_is_refused_by_name():
-    message = two(numbers(), Place(0), stream=make_stream())
+    message = refusal(numbers(), Place(0), stream=make_stream())
     assert "src_kv_caches['a']" in message and "not pinned" in message
 
 
 def test_a_stream_of_another_device_is_refused():
-    message = two(Place(0), Place(0), stream=make_stream(2))
+    message = refusal(Place(0), Place(0), stream=make_stream(2))
     assert message == "the stream belongs to cuda:2, the tensors lie on cuda:0"
 
 
 def test_devices_without_access_to_each_other_are_refused():
-    message = two(Place(2), Place(0), stream=make_stream(0))
+    message = refusal(Place(2), Place(0), stream=make_stream(0))
     assert message == "cuda:0 has no peer access to cuda:2: copy through the host"
 
 
@@ -176,7 +176,7 @@ def test_devices_without_access_to_each_other_are_refused():
     ],
 )
 def test_a_wrong_device_index_is_refused(index, says):
-    message = two(Place(0, dlpack_device=(CUDA, index)), Place(0), stream=make_stream(0))
+    message = refusal(Place(0, dlpack_device=(CUDA, index)), Place(0), stream=make_stream(0))
     assert says in message
 
 
