@@ -1,7 +1,12 @@
-"""Whether memory of GPUs can be copied here.
+"""Whether memory of GPUs can be copied here, and what a stream is owed.
 
 The kernels are part of the package where it was built with a CUDA compiler; the driver is opened
 when it is first needed. Tensors on a GPU can be registered, planned and described without either.
+
+Copies and repairs of device memory are enqueued on the stream that the caller names by the driver's
+handle (torch: ``stream.cuda_stream``), and have not finished when they return. That other streams
+wait for them or are waited for, that the stream exists, and that tensors stay alive and are not
+written to until it has passed, is the caller's part. Host memory that takes part must be pinned.
 """
 
 from __future__ import annotations
