@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvferry import copy, cuda
+from kvferry import _core, copy, cuda
 
 TESTS = Path(__file__).parents[1]
 # Those of the properties whose copies a device can run.
@@ -24,22 +24,9 @@ VARIABLE = "KVFERRY_EMULATED_DEVICE"
 ORDERS = ("forward", "backward", "forward-small", "backward-small")
 
 
-def is_emulated(monkeypatch):
-    """Tell whether this build runs host copies as the variable says, and so refuses nonsense."""
-    monkeypatch.setenv(VARIABLE, "nonsense")
-    rows = {"a": np.zeros((2, 2))}
-    try:
-        copy.copy_kv_blocks(rows, rows, [0], [1], "h2d")
-    except ValueError as error:
-        return VARIABLE in str(error)
-    return False
-
-
-@pytest.fixture(autouse=True)
-def _emulated(monkeypatch):
-    if not is_emulated(monkeypatch):
-        pytest.skip("built without the feature `emulated`, see the Makefile")
-    monkeypatch.delenv(VARIABLE)
+pytestmark = pytest.mark.skipif(
+    _core._emulated_driver is None, reason="built without the feature `emulated`, see the Makefile"
+)
 
 
 def run_tests(*files, **environment):
@@ -55,6 +42,14 @@ def run_tests(*files, **environment):
     )
     assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
     assert " passed" in result.stdout and "skipped" not in result.stdout
+
+
+def test_another_order_than_those_is_refused(monkeypatch):
+    """The variable is read, or no order would make a difference."""
+    monkeypatch.setenv(VARIABLE, "sideways")
+    rows = {"a": np.zeros((2, 2))}
+    with pytest.raises(ValueError, match=f"{VARIABLE}.*sideways.*{ORDERS[-1]}"):
+        copy.copy_kv_blocks(rows, rows, [0], [1], "h2d")
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -8,10 +8,9 @@ pub fn cuda_unavailable_reason() -> Option<String> {
     kvferry_cuda::available().err()
 }
 
-/// The library that takes the place of the driver where it is loaded first, for tests without a GPU.
+/// The library that takes the driver's place in tests, where the build has one.
 #[cfg(feature = "emulated")]
-#[pyfunction]
-#[pyo3(name = "_emulated_driver")]
-pub fn emulated_driver() -> &'static str {
-    kvferry_cuda::emulated::DRIVER
-}
+pub const EMULATED_DRIVER: Option<&str> = Some(kvferry_cuda::emulated::DRIVER);
+/// The library that takes the driver's place in tests, where the build has one.
+#[cfg(not(feature = "emulated"))]
+pub const EMULATED_DRIVER: Option<&str> = None;

@@ -23,6 +23,8 @@ mod topology;
 /// The compiled part of kvferry; import its names from `kvferry`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    use pyo3::prelude::*;
+
     /// The package's version.
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
@@ -39,9 +41,6 @@ mod _core {
     };
     #[pymodule_export]
     use crate::cuda::cuda_unavailable_reason;
-    #[cfg(feature = "emulated")]
-    #[pymodule_export]
-    use crate::cuda::emulated_driver;
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]
@@ -65,4 +64,10 @@ mod _core {
     use crate::topology::{
         block_size_ratio, check_local, heads_per_rank, replicates_heads, target_ranks, tp_ratio,
     };
+
+    /// Sets what is private, and so in no list of names.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.as_any().setattr("_emulated_driver", crate::cuda::EMULATED_DRIVER)
+    }
 }

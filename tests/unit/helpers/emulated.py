@@ -16,7 +16,7 @@ from producers import CPU, CUDA, Producer
 
 from kvferry import _core
 
-_driver = ctypes.CDLL(_core._emulated_driver(), mode=ctypes.RTLD_GLOBAL)
+_driver = ctypes.CDLL(_core._emulated_driver, mode=ctypes.RTLD_GLOBAL)
 _WAITING_FOR_NO_OTHER = 1  # CU_STREAM_NON_BLOCKING
 
 
