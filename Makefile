@@ -17,10 +17,13 @@ export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 # With CI set, a Cargo.lock that is out of date is an error instead of being rewritten.
 LOCKED := $(if $(CI),--locked)
 
-# The compiler of `build-system.requires` in pyproject.toml, so that what it makes of the kernels is
-# tested. It lies apart: torch brings the packages of another CUDA. `KVFERRY_NVCC=` does without.
+# The compiler of `build-system.requires` in pyproject.toml, and what reads its code, so that what it
+# makes of the kernels is tested. It lies apart: torch brings the packages of another CUDA.
+# `KVFERRY_NVCC=` does without.
 ifeq ($(origin KVFERRY_NVCC) $(shell uname -sm),undefined Linux x86_64)
 NVCC := $(addprefix nvidia-,$(addsuffix ==13.0.*,cuda-nvcc nvvm cuda-crt cuda-runtime cuda-cccl))
+# Of CUDA 13.0 there are none; later ones read earlier code.
+NVCC += nvidia-cuda-cuobjdump==13.2.* nvidia-cuda-nvdisasm==13.2.*
 export KVFERRY_NVCC := $(CURDIR)/.venv/nvcc/nvidia/cu13/bin/nvcc
 endif
 
@@ -93,9 +96,12 @@ $(STAMPS)/venv:
 	@mkdir -p $(@D) && touch $@
 
 $(STAMPS)/nvcc: $(STAMPS)/venv
+	rm -rf .venv/nvcc
 	$(if $(NVCC),$(INSTALL) --target .venv/nvcc $(foreach package,$(NVCC),"$(package)"))
 	@touch $@
 
+# The demo needs no kernels, and so no compiler for them.
+$(STAMPS)/demo: export KVFERRY_NVCC :=
 $(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
 	$(DEVELOP) --extras demo
 	@touch $@
