@@ -1,4 +1,4 @@
-"""The emulated driver in the place of the real one, for processes that load this before any other.
+"""The emulated driver in the place of the real one, for processes that load it before any other.
 
 Streams run when they are waited for, and not before. Devices 0 and 1 have access to each other's
 memory, device 2 to its own only.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,16 @@ from producers import CPU, CUDA, Producer
 
 from kvferry import _core
 
-_driver = ctypes.CDLL(_core._emulated_driver, mode=ctypes.RTLD_GLOBAL)
 _WAITING_FOR_NO_OTHER = 1  # CU_STREAM_NON_BLOCKING
+
+
+@cache
+def driver() -> ctypes.CDLL:
+    """Load it; whoever asks for the driver afterwards gets this one.
+
+    Not when the module is imported: whatever looks for examples in docstrings imports this, too.
+    """
+    return ctypes.CDLL(_core._emulated_driver, mode=ctypes.RTLD_GLOBAL)
 
 
 def _done(result: int) -> None:
@@ -27,23 +36,23 @@ def _done(result: int) -> None:
 @contextmanager
 def _current(ordinal: int) -> Iterator[None]:
     context = ctypes.c_void_p()
-    _done(_driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal))
-    _done(_driver.cuCtxPushCurrent_v2(context))
+    _done(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal))
+    _done(driver().cuCtxPushCurrent_v2(context))
     yield
-    _done(_driver.cuCtxPopCurrent_v2(ctypes.byref(context)))
+    _done(driver().cuCtxPopCurrent_v2(ctypes.byref(context)))
 
 
 def make_stream(ordinal: int = 0) -> int:
     stream = ctypes.c_void_p()
     with _current(ordinal):
-        _done(_driver.cuStreamCreate(ctypes.byref(stream), _WAITING_FOR_NO_OTHER))
+        _done(driver().cuStreamCreate(ctypes.byref(stream), _WAITING_FOR_NO_OTHER))
     assert stream.value
     return stream.value
 
 
 def wait(stream: int, ordinal: int = 0) -> None:
     with _current(ordinal):
-        _done(_driver.cuStreamSynchronize(ctypes.c_void_p(stream)))
+        _done(driver().cuStreamSynchronize(ctypes.c_void_p(stream)))
 
 
 class Place:
@@ -62,7 +71,7 @@ class Place:
 
     def hold(self, content: np.ndarray) -> Any:
         address = ctypes.c_uint64()
-        allocate = _driver.cuMemHostAlloc if self._ordinal is None else _driver.cuMemAlloc_v2
+        allocate = driver().cuMemHostAlloc if self._ordinal is None else driver().cuMemAlloc_v2
         arguments = [ctypes.byref(address), ctypes.c_size_t(content.nbytes)]
         with _current(self._ordinal or 0):
             _done(allocate(*arguments, 0) if self._ordinal is None else allocate(*arguments))

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 from elsewhere import Twins, judge_copy
-from emulated import Place, make_stream, wait
+from emulated import Place, driver, make_stream, wait
 from engines import (
     attention_model,
     counting_tensors,
@@ -31,6 +31,11 @@ REPAIRS = {
     "kv_postprocess_blksize_and_layout_on_receive": (2,),
 }
 LAYOUTS = {"source_layout": "BNHC", "target_layout": "BHNC"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _driver():
+    driver()
 
 
 def numbers(shape=SHAPE, seed=1):
