@@ -17,6 +17,16 @@ export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
 # With CI set, a Cargo.lock that is out of date is an error instead of being rewritten.
 LOCKED := $(if $(CI),--locked)
 
+# The compiler of `build-system.requires` in pyproject.toml, and what reads its code, so that what it
+# makes of the kernels is tested. It lies apart: torch brings the packages of another CUDA.
+# `KVFERRY_NVCC=` does without.
+ifeq ($(origin KVFERRY_NVCC) $(shell uname -sm),undefined Linux x86_64)
+NVCC := $(addprefix nvidia-,$(addsuffix ==13.0.*,cuda-nvcc nvvm cuda-crt cuda-runtime cuda-cccl))
+# Of CUDA 13.0 there are none; later ones read earlier code.
+NVCC += nvidia-cuda-cuobjdump==13.2.* nvidia-cuda-nvdisasm==13.2.*
+export KVFERRY_NVCC := $(CURDIR)/.venv/nvcc/nvidia/cu13/bin/nvcc
+endif
+
 UV := $(shell command -v uv 2>/dev/null)
 ifneq ($(UV),)
 # Without a download: the interpreter is the one that PYTHON names.
@@ -28,10 +38,12 @@ CREATE_VENV = "$(PYTHON)" -m venv .venv
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
 endif
 DEVELOP = $(BIN)/maturin develop --release $(LOCKED) $(DEVELOP_FLAGS)
+# Tests run host copies through the device's kernels, which no wheel has a use for.
+EMULATED := --features emulated
 
 # What the installed package is built from; Python files are used where they lie.
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
-	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu*' -o -name '*.cpp' \) 2>/dev/null)
 
 .PHONY: help venv build demo test test-peers lint bench mutants clean
 .DELETE_ON_ERROR:
@@ -83,13 +95,20 @@ $(STAMPS)/venv:
 	$(INSTALL) "$(MATURIN)"
 	@mkdir -p $(@D) && touch $@
 
+$(STAMPS)/nvcc: $(STAMPS)/venv
+	rm -rf .venv/nvcc
+	$(if $(NVCC),$(INSTALL) --target .venv/nvcc $(foreach package,$(NVCC),"$(package)"))
+	@touch $@
+
+# The demo needs no kernels, and so no compiler for them.
+$(STAMPS)/demo: export KVFERRY_NVCC :=
 $(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
 	$(DEVELOP) --extras demo
 	@touch $@
 
 # What the demo needs is part of it, so a later `make demo` finds nothing to do.
-$(STAMPS)/dev: $(STAMPS)/venv $(BUILD_INPUTS)
-	$(DEVELOP) --extras test,lint
+$(STAMPS)/dev: $(STAMPS)/nvcc $(BUILD_INPUTS)
+	$(DEVELOP) $(EMULATED) --extras test,lint
 	@touch $@ $(STAMPS)/demo
 
 # A failure is left to the script, which says what it skips.

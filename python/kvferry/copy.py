@@ -1,8 +1,9 @@
 """Copies of whole blocks between tensors that belong to no engine, and repairs of received blocks.
 
-Tensors are anything that speaks DLPack, in host memory; nothing is known of them but what a call
-says. Bytes are moved, never interpreted, so that every dtype will do. Calls have finished when they
-return, and other Python threads run meanwhile.
+Tensors are anything that speaks DLPack, in host or GPU memory; nothing is known of them but what a
+call says. Bytes are moved, never interpreted, so that every dtype will do. Calls have finished when
+they return, or been enqueued on a stream where GPU memory takes part (`kvferry.cuda`); other Python
+threads run meanwhile.
 """
 
 from __future__ import annotations

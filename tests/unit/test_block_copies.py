@@ -631,7 +631,7 @@ def test_host_memory_needs_no_stream_and_may_have_one(stream):
 @pytest.mark.parametrize("stream", ["0", 1.5, [0]])
 def test_a_stream_is_an_integer(stream):
     _, target, call = layered()
-    with refused(TypeError, *target):
+    with refused(ValueError, *target, match="stream="):
         call(stream=stream)
 
 

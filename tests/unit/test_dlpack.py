@@ -8,7 +8,7 @@ import gc
 import numpy as np
 import pytest
 from engines import attention_model, make_engine, rows, source_cache, target_cache
-from producers import CPU, CUDA, CUDA_HOST, IS_COPIED, READ_ONLY, Producer
+from producers import CPU, CUDA, CUDA_HOST, IS_COPIED, READ_ONLY, ROCM, Producer
 
 from kvferry import KVCache, Route
 from kvferry.errors import LayoutError
@@ -198,7 +198,7 @@ def test_tensors_that_came_before_a_bad_one_are_given_back():
     with pytest.raises(LayoutError, match=r"layers\.1"):
         register(good, bad, engine=TWO_LAYERS)
     assert (good.deleted, bad.deleted) == (1, 1)
-    for failing in (None, 5, Producer(SHAPE, STRIDES, device=(CUDA, 0))):
+    for failing in (None, 5, Producer(SHAPE, STRIDES, device=(ROCM, 0))):
         good = Producer(SHAPE, STRIDES)
         with pytest.raises((TypeError, LayoutError)):
             register(good, failing, engine=TWO_LAYERS)
@@ -258,12 +258,10 @@ def test_a_device_that_is_none_is_refused_by_name(device):
     assert producer.exported == 0
 
 
-@pytest.mark.parametrize(
-    ("device", "words"), [((CUDA, 0), "cuda:0"), ((CUDA, 3), "cuda:3"), ((13, 1), r"\(13, 1\)")]
-)
-def test_device_memory_is_refused_before_it_is_exported(device, words):
+@pytest.mark.parametrize("device", [(ROCM, 0), (7, 1), (0, 0), (99, -1)])
+def test_memory_of_other_devices_is_refused_before_it_is_exported(device):
     producer = Producer(SHAPE, STRIDES, device=device)
-    with pytest.raises(LayoutError, match=rf"layers\.0.*{words}"):
+    with pytest.raises(LayoutError, match=rf"layers\.0.*\({device[0]}, {device[1]}\)"):
         register(producer)
     assert (producer.exported, producer.deleted) == (0, 0)
 

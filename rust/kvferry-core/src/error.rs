@@ -26,6 +26,9 @@ pub enum Error {
     /// The memory that a result needs is not to be had.
     #[error("{0}")]
     Memory(String),
+    /// A transfer failed while it ran.
+    #[error("{0}")]
+    Transfer(String),
     /// Any other value that makes no sense.
     #[error("{0}")]
     Value(String),

@@ -4,6 +4,7 @@ use std::fmt::Display;
 
 use kvferry_core::Error;
 use kvferry_core::interval::Interval;
+use kvferry_core::memory::tensor::Device;
 use kvferry_core::specs::engine::PerGroup;
 use numpy::{PyArray1, PyArrayMethods};
 use pyo3::exceptions::{PyMemoryError, PyValueError};
@@ -147,6 +148,7 @@ impl<'py> IdReader<'py> {
         let numpy = value.py().import("numpy")?;
         let array = numpy
             .call_method1("asarray", (value,))
+            .or_else(|error| numpy.call_method1("asarray", (from_device(value).ok_or(error)?,)))
             .map_err(|error| refused(error, value, || self.wrong("is no list of block ids")))?;
         if array.getattr("ndim")?.extract::<usize>()? != 1 {
             return Err(self.wrong("is not one-dimensional"));
@@ -203,6 +205,15 @@ impl<'py> IdReader<'py> {
     fn wrong(&self, why: &str) -> PyErr {
         PyValueError::new_err(format!("{} {why}; pass a list or array of block ids", self.field))
     }
+}
+
+/// A copy on the host of an array on a device, by the names that frameworks give to making one. It waits
+/// for the device.
+fn from_device<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+    let device = value.call_method0("__dlpack_device__").ok()?;
+    let (kind, index) = device.extract::<(i32, i32)>().ok()?;
+    let is_cuda = Device { kind, index }.is_cuda();
+    is_cuda.then(|| value.call_method0("cpu").or_else(|_| value.call_method0("get")).ok())?
 }
 
 /// Turns an error that only says that a value is of the wrong kind into one that names it. Interrupts

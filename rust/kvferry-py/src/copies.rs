@@ -11,10 +11,10 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMapping, PyTuple};
 
-use crate::args::{self, block_ids, natural, shown};
+use crate::args::{block_ids, natural, shown};
 use crate::dlpack::{self, ManagedTensor};
 use crate::errors::{OrRaise, to_py};
-use crate::host;
+use crate::execution::Execution;
 
 /// Copy whole blocks between tensors of the same content, whatever the layouts.
 ///
@@ -23,16 +23,19 @@ use crate::host;
 /// Parameters
 /// ----------
 /// source, target
-///     A tensor that speaks DLPack (torch, numpy, …) in host memory, or a list of them: one a layer, or
-///     key and value by turns where the layout has heads and neither ``K`` nor ``C``. Dimensions are the
-///     layout's letters in that order; strides may be any positive ones. Either side may hold several
+///     A tensor that speaks DLPack (torch, numpy, …) in host or CUDA memory, or a list of them: one a
+///     layer, or key and value by turns where the layout has heads and neither ``K`` nor ``C``. Dimensions
+///     are the layout's letters in that order; strides may be any positive ones. Either side may hold several
 ///     layers in one tensor (``L``), and key and value in one row (``C``).
 /// source_block_ids, target_block_ids
-///     Ids of blocks, matched by place: lists, ranges, or integer arrays in host memory.
+///     Ids of blocks, matched by place: lists, ranges, or integer arrays; those on a device are
+///     waited for.
 /// source_layout, target_layout
 ///     Axis letters, see `Layout`.
 /// stream
-///     For device tensors; host copies ignore it.
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -68,11 +71,10 @@ pub fn copy_blocks(
     target_block_ids: &Bound<'_, PyAny>,
     source_layout: &str,
     target_layout: &str,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let _ = stream;
-    let threads = args::threads(threads)?;
+    let execution = Execution::new(stream, threads)?;
     let (source_layout, target_layout) =
         (Layout::parse(source_layout).or_raise()?, Layout::parse(target_layout).or_raise()?);
     let source_ids = block_ids("source_block_ids", source_block_ids)?;
@@ -82,7 +84,7 @@ pub fn copy_blocks(
     py.detach(|| {
         let source = Stack::new(source_layout, sources.views)?;
         let target = Stack::new(target_layout, targets.views)?;
-        run(&layouts::bind(&source, &target, &source_ids, &target_ids)?, threads)
+        run(&layouts::bind(&source, &target, &source_ids, &target_ids)?, execution)
     })
     .or_raise()
 }
@@ -102,7 +104,9 @@ pub fn copy_blocks(
 /// strict
 ///     Lists of different lengths are an error, and so are missing targets where there is none at all.
 /// stream
-///     For device tensors; host copies ignore it.
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -139,11 +143,10 @@ pub fn copy_kv_blocks(
     dst_block_ids: &Bound<'_, PyAny>,
     direction: &Bound<'_, PyAny>,
     strict: bool,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let _ = stream;
-    let threads = args::threads(threads)?;
+    let execution = Execution::new(stream, threads)?;
     if !(direction.eq("h2d")? || direction.eq("d2h")?) {
         let given = shown(direction);
         return Err(PyValueError::new_err(format!("direction={given} is neither \"h2d\" nor \"d2h\"")));
@@ -163,7 +166,7 @@ pub fn copy_kv_blocks(
         return Ok(());
     }
     let (sources, targets) = named_pairs(src_kv_caches, dst_kv_caches, strict)?;
-    py.detach(|| run(&rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?, threads))
+    py.detach(|| run(&rows::bind(&sources.views, &targets.views, &source_ids, &target_ids)?, execution))
         .or_raise()
 }
 
@@ -178,6 +181,10 @@ pub fn copy_kv_blocks(
 ///     The blocks to repair, in place.
 /// block_size_ratio
 ///     How many of the peer's blocks make one of these; it divides the tokens.
+/// stream
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -209,7 +216,7 @@ pub fn kv_postprocess_blksize_on_receive(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     block_size_ratio: &Bound<'_, PyAny>,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let ratio = natural("block_size_ratio", block_size_ratio)?;
@@ -226,6 +233,10 @@ pub fn kv_postprocess_blksize_on_receive(
 ///     token-major cache. Its strides are not looked at, and may be any positive ones.
 /// indices
 ///     The blocks to repair, in place.
+/// stream
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -251,7 +262,7 @@ pub fn kv_postprocess_blksize_on_receive(
 pub fn kv_postprocess_layout_on_receive(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     repair(cache, indices, Fault::Layout, stream, threads)
@@ -268,6 +279,10 @@ pub fn kv_postprocess_layout_on_receive(
 ///     The blocks to repair, in place.
 /// block_size_ratio
 ///     How many of the peer's blocks make one of these; it divides the tokens.
+/// stream
+///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
 /// threads
 ///     At most so many threads take part; ``None``: as many as the machine runs at once.
 ///
@@ -296,7 +311,7 @@ pub fn kv_postprocess_blksize_and_layout_on_receive(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     block_size_ratio: &Bound<'_, PyAny>,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
     let ratio = natural("block_size_ratio", block_size_ratio)?;
@@ -307,23 +322,20 @@ fn repair(
     cache: &Bound<'_, PyAny>,
     indices: &Bound<'_, PyAny>,
     fault: Fault,
-    stream: Option<i64>,
+    stream: Option<&Bound<'_, PyAny>>,
     threads: Option<&Bound<'_, PyAny>>,
 ) -> PyResult<()> {
-    let _ = stream;
-    let threads = args::threads(threads)?;
+    let execution = Execution::new(stream, threads)?;
     let indices = block_ids("indices", indices)?;
     let (_owner, raw) = dlpack::import("cache", cache)?;
     cache
         .py()
         .detach(|| {
             let repair = Repair::new(&View::new("cache", &raw)?, &indices, fault)?;
-            host::check_kernel()?;
-            // SAFETY: the region is host memory (`import`) that `_owner` keeps alive, and writable
-            // (`Repair::new`); that nobody else uses it meanwhile is the user's part, as for any tensor
-            // operation.
-            unsafe { kvferry_copy::repair(&repair, threads) };
-            Ok(())
+            // SAFETY: the region is writable (`Repair::new`). `_owner` keeps host memory alive until this
+            // returns; that device memory outlives what is enqueued, that the stream exists, and that nobody
+            // else uses the tensor meanwhile, is the caller's part.
+            unsafe { execution.repair(&repair) }
         })
         .or_raise()
 }
@@ -390,8 +402,9 @@ fn named_pairs(
 }
 
 /// Runs a copy whose tensors our callers' `Views` keep alive.
-fn run(copy: &BlockCopy, threads: Option<usize>) -> Result<()> {
-    // SAFETY: every region is host memory (`import`), targets are writable and no byte of one is written
-    // twice or read (`BlockCopy`).
-    unsafe { host::copy(&[copy.bound()], threads) }
+fn run(copy: &BlockCopy, execution: Execution) -> Result<()> {
+    // SAFETY: targets are writable, and no byte of one is written twice or read (`BlockCopy`). `Views` keep
+    // host memory alive until this returns; that device memory outlives what is enqueued, and that the
+    // stream exists, is said to be the caller's part.
+    unsafe { execution.copy(&[copy.bound()]) }
 }

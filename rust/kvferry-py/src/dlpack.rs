@@ -15,7 +15,7 @@ use kvferry_core::Error;
 use kvferry_core::memory::tensor::{Device, RawTensor};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyCapsule};
+use pyo3::types::{PyCapsule, PyDict};
 use pyo3::{ffi, intern};
 
 use crate::args::{refused, shown};
@@ -26,6 +26,8 @@ const UNVERSIONED: (&CStr, &CStr) = (c"dltensor", c"used_dltensor");
 const MAJOR_VERSION: u32 = 1;
 const FLAG_READ_ONLY: u64 = 1;
 const FLAG_IS_COPIED: u64 = 2;
+/// Tells a producer on a GPU not to wait for anything, in the protocol's own number.
+const NO_SYNCHRONISATION: i32 = -1;
 /// Bound on dimensions, so that a wild count is never walked; a layout has at most seven letters.
 pub const MAX_DIMENSIONS: usize = 64;
 
@@ -121,9 +123,14 @@ unsafe impl<T: Delete> Sync for Owned<T> {}
 
 /// Takes over a tensor of the producer `object`, with `name` for messages.
 pub fn import(name: &str, object: &Bound<'_, PyAny>) -> PyResult<(ManagedTensor, RawTensor)> {
-    check_device(name, object)?;
-    let managed = take(name, &capsule(name, object)?)?;
+    let device = stated_device(name, object)?;
+    let managed = take(name, &capsule(name, object, device)?)?;
     let raw = managed.describe().map_err(|why| layout_error(name, &why))?;
+    let is_same = raw.device == device || raw.device.is_host() && device.is_host();
+    if !is_same {
+        let why = format!("is on {}, though its producer said that it is on {device}", raw.device);
+        return Err(layout_error(name, &why));
+    }
     Ok((managed, raw))
 }
 
@@ -132,7 +139,7 @@ fn layout_error(name: &str, why: &str) -> PyErr {
 }
 
 /// The device is asked first: a producer on another device may not even be able to export.
-fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
+fn stated_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Device> {
     let py = object.py();
     let device = object
         .getattr(intern!(py, "__dlpack_device__"))
@@ -146,25 +153,29 @@ fn check_device(name: &str, object: &Bound<'_, PyAny>) -> PyResult<()> {
         ));
     };
     let device = Device { kind, index };
-    if device.is_host() {
-        return Ok(());
+    if device.is_host() || device.is_cuda() {
+        return Ok(device);
     }
-    Err(layout_error(
-        name,
-        &format!("is on {device}, this version registers host memory only; pass a copy on the CPU"),
-    ))
+    Err(layout_error(name, &format!("is on {device}; pass a tensor in host or CUDA memory")))
 }
 
 /// Asks for a versioned capsule, and for an unversioned one where the producer knows no versions.
-fn capsule<'py>(name: &str, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyCapsule>> {
+fn capsule<'py>(name: &str, object: &Bound<'py, PyAny>, device: Device) -> PyResult<Bound<'py, PyCapsule>> {
     let py = object.py();
     let export = object
         .getattr(intern!(py, "__dlpack__"))
         .map_err(|error| refused(error, object, || speaks_no_dlpack(name, object)))?;
-    let versioned = [("max_version", (MAJOR_VERSION, 0))].into_py_dict(py)?;
-    let exported = export
-        .call((), Some(&versioned))
-        .or_else(|error| if error.is_instance_of::<PyTypeError>(py) { export.call0() } else { Err(error) });
+    let unversioned = PyDict::new(py);
+    if device.is_cuda() {
+        // What the tensor's stream has still to do is the caller's to order before the copy's.
+        unversioned.set_item("stream", NO_SYNCHRONISATION)?;
+    }
+    let versioned = unversioned.copy()?;
+    versioned.set_item("max_version", (MAJOR_VERSION, 0))?;
+    let exported = export.call((), Some(&versioned)).or_else(|error| {
+        let knows_no_versions = error.is_instance_of::<PyTypeError>(py);
+        if knows_no_versions { export.call((), Some(&unversioned)) } else { Err(error) }
+    });
     let capsule = exported.map_err(|error| not_exported(name, object, error))?;
     capsule.cast_into().map_err(|_| layout_error(name, "was exported as something that is no capsule"))
 }
@@ -261,9 +272,6 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
     }
     let address = first.checked_add(tensor.byte_offset).ok_or("has an offset beyond its memory")?;
     let device = Device { kind: tensor.device_kind, index: tensor.device_index };
-    if !device.is_host() {
-        return Err(format!("is on {device}, though its producer said otherwise"));
-    }
     Ok(RawTensor { address, shape, strides, item_bytes, device, writable })
 }
 

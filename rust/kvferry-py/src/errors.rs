@@ -16,6 +16,7 @@ pub fn to_py(error: Error) -> PyErr {
         Error::Layout(message) => ("LayoutError", message),
         Error::Incompatible(message) => ("IncompatibleEnginesError", message),
         Error::Topology(message) => ("TopologyError", message),
+        Error::Transfer(message) => ("TransferError", message),
     };
     Python::attach(|py| {
         let found = py.import("kvferry.errors").and_then(|module| module.getattr(class));

@@ -4,23 +4,27 @@
 mod args;
 mod cache;
 mod copies;
+mod cuda;
 mod descriptors;
 mod dlpack;
 mod engine;
 mod errors;
+mod execution;
 mod explanation;
 mod groups;
-mod host;
 mod ids;
 mod loops;
 mod plan;
 mod route;
 mod staged;
+mod threads;
 mod topology;
 
 /// The compiled part of kvferry; import its names from `kvferry`.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {
+    use pyo3::prelude::*;
+
     /// The package's version.
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
@@ -36,6 +40,8 @@ mod _core {
         kv_postprocess_blksize_on_receive, kv_postprocess_layout_on_receive,
     };
     #[pymodule_export]
+    use crate::cuda::cuda_unavailable_reason;
+    #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]
     use crate::engine::{Engine, TensorSlot, canonical_layout, check_group, check_model};
@@ -45,8 +51,6 @@ mod _core {
         get_engine_group_indices, num_engine_group_infos, num_engine_groups, slice_block_ids_per_group,
     };
     #[pymodule_export]
-    use crate::host::{get_num_threads, kernels, set_num_threads};
-    #[pymodule_export]
     use crate::loops::Loops;
     #[pymodule_export]
     use crate::plan::Plan;
@@ -55,7 +59,15 @@ mod _core {
     #[pymodule_export]
     use crate::staged::{Staged, StagedDescriptors};
     #[pymodule_export]
+    use crate::threads::{get_num_threads, kernels, set_num_threads};
+    #[pymodule_export]
     use crate::topology::{
         block_size_ratio, check_local, heads_per_rank, replicates_heads, target_ranks, tp_ratio,
     };
+
+    /// Sets what is private, and so in no list of names.
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.as_any().setattr("_emulated_driver", crate::cuda::EMULATED_DRIVER)
+    }
 }

@@ -14,12 +14,11 @@ use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyTuple};
 
-use crate::args;
 use crate::cache::{End, KVCache};
 use crate::descriptors::Descriptors;
 use crate::errors::OrRaise;
+use crate::execution::Execution;
 use crate::explanation::explanation;
-use crate::host;
 use crate::loops::Loops;
 use crate::staged::Staged;
 
@@ -203,14 +202,16 @@ impl Plan {
         Ok(summary.or_raise()?.staging_pays(min_mean_bytes))
     }
 
-    /// Run the plan in this process; it has finished when this returns.
+    /// Run the plan in this process; on host memory, it has finished when this returns.
     ///
     /// Parameters
     /// ----------
     /// sources, targets
     ///     One `KVCache` or several. Caches of ranks that the plan does not use are ignored.
     /// stream
-    ///     For device tensors; host copies ignore it.
+    ///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+    ///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+    ///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
     /// threads
     ///     At most so many threads take part; ``None``: as many as the machine runs at once.
     ///
@@ -226,11 +227,10 @@ impl Plan {
         py: Python<'_>,
         sources: &Bound<'_, PyAny>,
         targets: &Bound<'_, PyAny>,
-        stream: Option<i64>,
+        stream: Option<&Bound<'_, PyAny>>,
         threads: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let _ = stream;
-        let threads = args::threads(threads)?;
+        let execution = Execution::new(stream, threads)?;
         // These references keep the memory alive while other threads may change the caller's lists.
         let sources = self.caches(Side::Source, sources)?;
         let targets = self.caches(Side::Target, targets)?;
@@ -239,7 +239,7 @@ impl Plan {
             Ok((self.cache(Side::Source, &sources, source)?, self.cache(Side::Target, &targets, target)?))
         });
         let ends = ends.collect::<PyResult<Vec<(Arc<RankCache>, Arc<RankCache>)>>>()?;
-        py.detach(|| run(&self.inner, &ends, threads)).or_raise()
+        py.detach(|| run(&self.inner, &ends, execution)).or_raise()
     }
 
     /// The plan in numbers, over the given tensors or, where none are given, over dense ones.
@@ -327,7 +327,7 @@ fn schedule(plan: &plan::Plan, source: &End, target: &End) -> kvferry_core::Resu
 fn run(
     plan: &plan::Plan,
     ends: &[(Arc<RankCache>, Arc<RankCache>)],
-    threads: Option<usize>,
+    execution: Execution,
 ) -> kvferry_core::Result<()> {
     let schedules: Vec<Schedule> = ends
         .iter()
@@ -339,8 +339,8 @@ fn run(
         .map(|(schedule, (source, target))| BoundSchedule::new(schedule, source, target))
         .collect();
     overlap::check(&bound, true)?;
-    // SAFETY: each cache came from a `KVCache`, which accepts host memory only and keeps it alive, and our
-    // caller holds these objects until this returns. Targets are writable (`bind`), and no byte of one is written
-    // twice or read (`check`).
-    unsafe { host::copy(&bound, threads) }
+    // SAFETY: targets are writable (`bind`), and no byte of one is written twice or read (`check`). Each cache
+    // came from a `KVCache`, which our caller holds until this returns; that it outlives what is enqueued on
+    // a stream, and that the stream exists, is said to be the part of Python's caller.
+    unsafe { execution.copy(&bound) }
 }

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use crate::cache::KVCache;
 use crate::dlpack;
 use crate::errors::{OrRaise, to_py};
-use crate::host;
+use crate::execution::Execution;
 
 /// A rank pair's transfer in two steps; made by `Plan.staged`.
 ///
@@ -52,22 +52,24 @@ impl Staged {
         self.inner.scratch_bytes
     }
 
-    /// Copy what is due from scratch to its places; it has finished when this returns.
+    /// Copy what is due from scratch to its places; on host memory, it has finished when this returns.
     ///
     /// Parameters
     /// ----------
     /// scratch
-    ///     A contiguous DLPack tensor in host memory of at least ``scratch_bytes``, which the moves of
+    ///     A contiguous DLPack tensor of at least ``scratch_bytes``, which the moves of
     ///     ``descriptors`` have filled.
     /// target
     ///     The `KVCache` of the target rank.
     /// stream
-    ///     For device tensors; host copies ignore it.
+    ///     A CUDA stream as a number (torch: ``stream.cuda_stream``); ``None``, 0: the default stream. Copies
+    ///     of device memory are enqueued there, not waited for: order other streams and keep tensors alive
+    ///     until it has passed (`kvferry.cuda`). Copies of host memory alone have finished, whatever it is.
     ///
     /// Raises
     /// ------
     /// LayoutError
-    ///     The buffer is too small, not contiguous or not in host memory, or the target's tensors have
+    ///     The buffer is too small, not contiguous or on a device that cannot be copied from, or the target's tensors have
     ///     other strides than those that this was made for.
     /// OverlapError
     ///     The buffer shares memory with what is written.
@@ -77,9 +79,9 @@ impl Staged {
         py: Python<'_>,
         scratch: &Bound<'_, PyAny>,
         target: &Bound<'_, KVCache>,
-        stream: Option<i64>,
+        stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        let _ = stream;
+        let execution = Execution::new(stream, None)?;
         // Both keep their memory alive until the copy is done.
         let (_owner, buffer) = dlpack::import("scratch", scratch)?;
         let scratch_bytes = contiguous_bytes(&buffer)?;
@@ -102,10 +104,11 @@ impl Staged {
         let bound = BoundSchedule { schedule: &self.inner.finish, source: &source, target: &target.regions };
         py.detach(|| {
             overlap::check(&[bound], true)?;
-            // SAFETY: `source` describes the buffer that `_owner` keeps alive, `target` a `KVCache` that the
-            // caller holds; both are host memory. The target is writable and strided as the one that the
-            // schedule was bound to (`check_target`), and no byte is written twice or read (`check`).
-            unsafe { host::copy(&[bound], None) }
+            // SAFETY: the target is writable and strided as the one that the schedule was bound to
+            // (`check_target`), and no byte is written twice or read (`check`). `_owner` and the caller's
+            // `KVCache` keep host memory alive until this returns; that device memory outlives what is
+            // enqueued, and that the stream exists, is said to be the part of Python's caller.
+            unsafe { execution.copy(&[bound]) }
         })
         .or_raise()
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-CPU, CUDA, CUDA_HOST = 1, 2, 3
+CPU, CUDA, CUDA_HOST, ROCM, CUDA_MANAGED = 1, 2, 3, 10, 13
 UINT = 1
 READ_ONLY, IS_COPIED = 1, 2
 
@@ -56,6 +56,7 @@ class Producer:
 
     Everything that a consumer reads can be set by itself, sense or nonsense. Its memory outlives it
     on purpose, so that a consumer that reads too late is noticed by `deleted` and not by a crash.
+    It is the one that is given, else 16 KiB of its own.
     """
 
     def __init__(
@@ -77,15 +78,17 @@ class Producer:
         null_shape: bool = False,
         has_deleter: bool = True,
         on_delete: Any = None,
+        memory: Any = None,
     ) -> None:
         self.deleted = 0
         self.exported = 0
         self.capsule: Any = None
+        self.options: dict[str, Any] = {}
         self._knows_versions = knows_versions
         self._versioned = versioned
         self._on_delete = on_delete
         self._device = device if stated_device is None else stated_device
-        self.memory = (ctypes.c_uint8 * (1 << 14))()
+        self.memory = (ctypes.c_uint8 * (1 << 14))() if memory is None else memory
         self._shape = (ctypes.c_int64 * max(1, len(shape)))(*shape)
         self._strides = (
             None if strides is None else (ctypes.c_int64 * max(1, len(strides)))(*strides)
@@ -125,7 +128,8 @@ class Producer:
         return self._device
 
     def __dlpack__(self, **options: Any) -> Any:
-        if options and not self._knows_versions:
+        self.options = options
+        if "max_version" in options and not self._knows_versions:
             raise TypeError("__dlpack__() got an unexpected keyword argument 'max_version'")
         self.exported += 1
         name = b"dltensor_versioned" if self._versioned else b"dltensor"

@@ -18,12 +18,21 @@ pub struct Device {
 impl Device {
     /// Ordinary host memory.
     pub const CPU: Self = Self { kind: 1, index: 0 };
+    /// Memory of a GPU.
+    const CUDA: i32 = 2;
     /// Host memory that a GPU can address.
     const CUDA_HOST: i32 = 3;
+    /// Memory that the driver moves between host and GPUs.
+    const CUDA_MANAGED: i32 = 13;
 
     /// Whether the host reads and writes it directly.
     pub fn is_host(self) -> bool {
         self.kind == Self::CPU.kind || self.kind == Self::CUDA_HOST
+    }
+
+    /// Whether it is copied on a stream.
+    pub fn is_cuda(self) -> bool {
+        self.kind == Self::CUDA || self.kind == Self::CUDA_MANAGED
     }
 }
 
@@ -31,8 +40,9 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             1 => f.write_str("cpu"),
-            2 => write!(f, "cuda:{}", self.index),
-            3 => f.write_str("pinned host"),
+            Self::CUDA => write!(f, "cuda:{}", self.index),
+            Self::CUDA_HOST => f.write_str("pinned host"),
+            Self::CUDA_MANAGED => f.write_str("managed CUDA memory"),
             kind => write!(f, "DLPack device ({kind}, {})", self.index),
         }
     }

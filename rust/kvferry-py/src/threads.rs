@@ -1,32 +1,11 @@
-//! Copies on host memory: how many threads share them, and which kernels there are.
+//! Host copies: how many threads share them, and which kernels there are.
 
 use std::num::NonZeroUsize;
 
-use kvferry_core::moves::overlap::BoundSchedule;
-use kvferry_core::{Error, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::args;
-
-/// Copies what schedules that run together move. An error has changed nothing.
-///
-/// # Safety
-///
-/// Until this returns, every region must be host memory that its owner keeps alive, target regions must be
-/// writable, and no byte may be written twice, or read and written. That nobody else uses what is written
-/// meanwhile is the part of Python's callers, as for any tensor operation.
-pub unsafe fn copy(bound: &[BoundSchedule<'_>], threads: Option<usize>) -> Result<()> {
-    check_kernel()?;
-    // SAFETY: the caller guarantees the memory and the schedules.
-    unsafe { kvferry_copy::copy(bound, threads) };
-    Ok(())
-}
-
-/// Refuses an environment that names a kernel which this machine does not have.
-pub fn check_kernel() -> Result<()> {
-    kvferry_copy::forced_kernel().map(drop).map_err(Error::Value)
-}
 
 /// The copy kernels that this machine can run.
 ///

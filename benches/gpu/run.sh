@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Checks kvferry on the GPU of this machine, then prints what it is worth there; under six minutes on
+# an H200 where nothing has to be built.
+#
+#     benches/gpu/run.sh [FOLDER]
+#
+# FOLDER holds wheels: kvferry's, and those of whatever PYTHON (python3) lacks; nothing is downloaded
+# then. Without it a wheel is built here, and what the tests need is installed, beside PYTHON's own.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+python=${PYTHON:-python3}
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if [ $# -gt 0 ]; then
+    "$python" -m pip install --quiet --no-index --no-deps --target "$work/site" "$1"/*.whl
+else
+    "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/wheel" .
+    wheel=$(echo "$work"/wheel/kvferry-*.whl)
+    if "$python" -c "import hypothesis, numpy, pytest, torch" 2>/dev/null; then
+        "$python" -m pip install --quiet --no-deps --target "$work/site" "$wheel" "msgspec>=0.18.6"
+    else
+        "$python" -m pip install --quiet --target "$work/site" "$wheel[test]"
+    fi
+fi
+export PYTHONPATH="$work/site"
+
+"$python" - <<'END'
+import sys
+from kvferry import cuda
+if reason := cuda.unavailable_reason():
+    sys.exit(f"nothing to measure: {reason}")
+import torch
+print(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda} of torch {torch.__version__}")
+END
+
+# Warnings of other versions than the project's own environment has are no failures here.
+KVFERRY_EXAMPLES="${KVFERRY_EXAMPLES:-1000}" timeout 150 \
+    "$python" -m pytest -q -p no:cacheprovider -o filterwarnings= tests/gpu
+timeout 100 "$python" benches/gpu/on_device.py
+timeout 100 "$python" benches/gpu/over_bus.py

@@ -1,0 +1,64 @@
+"""The device copier without a device: kernels on host memory, calls on an emulated driver."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvferry import _core, copy, cuda
+
+TESTS = Path(__file__).parents[1]
+# Those of the properties whose copies a device can run.
+PROPERTIES = [
+    TESTS / "property" / name
+    for name in ("test_block_copies.py", "test_push.py", "test_route.py", "test_staging.py")
+]
+CALLS = Path(__file__).parent / "helpers" / "emulated_calls.py"
+VARIABLE = "KVFERRY_EMULATED_DEVICE"
+# How threads take turns between barriers, and whether blocks of few of them go around often.
+ORDERS = ("forward", "backward", "forward-small", "backward-small")
+
+
+pytestmark = pytest.mark.skipif(
+    _core._emulated_driver is None, reason="built without the feature `emulated`, see the Makefile"
+)
+
+
+def run_tests(*files, **environment):
+    arguments = ["-q", "-p", "no:cacheprovider", *map(str, files)]
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", *arguments],
+        env={**os.environ, "HYPOTHESIS_PROFILE": "unshrunk", **environment},
+        cwd=TESTS.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
+    assert " passed" in result.stdout and "skipped" not in result.stdout
+
+
+def test_another_order_than_those_is_refused(monkeypatch):
+    """The variable is read, or no order would make a difference."""
+    monkeypatch.setenv(VARIABLE, "sideways")
+    rows = {"a": np.zeros((2, 2))}
+    with pytest.raises(ValueError, match=f"{VARIABLE}.*sideways.*{ORDERS[-1]}"):
+        copy.copy_kv_blocks(rows, rows, [0], [1], "h2d")
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_properties_of_host_copies_hold_for_the_kernels(order):
+    run_tests(*PROPERTIES, **{VARIABLE: order, "KVFERRY_EXAMPLES": "120"})
+
+
+def test_calls_are_enqueued_checked_and_right():
+    reason = cuda.unavailable_reason() or ""
+    if "no CUDA kernels" in reason:
+        pytest.skip(reason)
+    run_tests(CALLS, KVFERRY_EXAMPLES="600")
