@@ -22,8 +22,8 @@ BENCHES = Path(__file__).parent
 RECORD = BENCHES / "instructions.json"
 WORKLOADS = ("plan", "descriptors", "copy")
 KERNEL = "avx2"  # valgrind knows no wider vectors
-# Where the allocator finds its memory moves the counts by a few millionths from run to run.
-TOLERANCE = 0.01
+# Runs differ by millionths, unrelated changes of the code around by a hundredth: inlining moves.
+TOLERANCE = 0.02
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ RELAYOUTS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of each contestant")
-    parser.add_argument("--rounds", type=int, default=7, help="of every contestant")
+    parser.add_argument("--rounds", type=int, default=5, help="of every contestant")
     options = parser.parse_args()
     source, target = touched_memory(), touched_memory()
     source[:] = np.random.default_rng(0).integers(0, 1 << 16, size=source.size, dtype=np.uint16)

@@ -15,11 +15,21 @@ from typing import NamedTuple
 
 import numpy as np
 from _measure import medians, print_heading, print_table
-from _memory import TOTAL_BYTES, limit, memcpy, memcpy_each, shuffled, streams, touched_memory
+from _memory import (
+    REPOSITORY,
+    TOTAL_BYTES,
+    limit,
+    memcpy,
+    memcpy_each,
+    shuffled,
+    streams,
+    touched_memory,
+)
 
 from kvferry import AttentionGroup, EngineSpec, KVCache, ModelSpec, Route
 
 RUN_BYTES = [256 << step for step in range(9)]  # to 64 KiB
+PLOT = REPOSITORY / "target/bench/throughput.svg"
 HEAD_BYTES, PLANES = 256, 2
 # What a rank of TP 8 holds of eight heads; key and value planes are apart.
 MODEL = ModelSpec((AttentionGroup(layers=(0,), num_kv_heads=1, head_dim=HEAD_BYTES // 2),))
@@ -45,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of each contestant")
     parser.add_argument("--rounds", type=int, default=9, help="of every contestant")
-    parser.add_argument("--plot", type=Path, help="where to draw GB/s against run length, as SVG")
+    parser.add_argument("--plot", type=Path, default=PLOT, help="SVG of GB/s against run length")
     options = parser.parse_args()
     note = f"{TOTAL_BYTES >> 20} MiB, medians of {options.rounds} interleaved rounds"
     print_heading("Copies by run length", note)
@@ -57,8 +67,7 @@ def main() -> None:
             results.setdefault(Setting(pages, threads), []).append(speeds)
     for setting, speeds in results.items():
         print_speeds(setting, speeds)
-    if options.plot:
-        plot(results, options.plot)
+    plot(results, options.plot)
 
 
 def measure(
@@ -121,13 +130,13 @@ def print_speeds(setting: Setting, speeds: list[Speeds]) -> None:
 
 def plot(results: dict[Setting, list[Speeds]], path: Path) -> None:
     try:
-        import matplotlib
+        import matplotlib as mpl
     except ImportError:
         print("No plot: matplotlib is not installed.\n")
         return
-    matplotlib.use("svg")
+    mpl.use("svg")
     # The same figures give the same file.
-    matplotlib.rcParams.update({"svg.hashsalt": "kvferry", "svg.fonttype": "none"})
+    mpl.rcParams.update({"svg.hashsalt": "kvferry", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(
@@ -155,6 +164,7 @@ def plot(results: dict[Setting, list[Speeds]], path: Path) -> None:
     for panel in panels[:, 0]:
         panel.set_ylabel("GB/s copied")
     panels.flat[0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 
 
