@@ -45,7 +45,7 @@ EMULATED := --features emulated
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
 	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu*' -o -name '*.cpp' \) 2>/dev/null)
 
-.PHONY: help venv build demo test test-peers lint bench mutants clean
+.PHONY: help venv build demo test test-peers lint bench instructions mutants clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -74,11 +74,17 @@ lint: $(STAMPS)/dev ## Check format, lints, types and that the stubs match the e
 	$(BIN)/mypy
 	$(BIN)/stubtest kvferry._core --mypy-config-file pyproject.toml
 
-bench: $(STAMPS)/dev ## Run the benchmarks, Rust's then Python's
+bench: $(STAMPS)/bench ## Run the benchmarks; Python's leave tables and a plot in target/bench
 	cargo bench --workspace $(LOCKED)
+	@mkdir -p target/bench
+	@$(BIN)/python benches/python/_machine.py | tee target/bench/table.md
 	@for bench in $(wildcard benches/python/[!_]*.py); do \
-		echo "$$bench" && $(BIN)/python "$$bench" || exit 1; \
+		$(BIN)/python "$$bench" > target/bench/part.md || exit 1; \
+		tee -a target/bench/table.md < target/bench/part.md; \
 	done
+
+instructions: $(STAMPS)/dev ## Count instructions beside the recorded counts (ARGS=--record)
+	$(BIN)/python benches/instructions.py $(ARGS)
 
 mutants: $(STAMPS)/dev ## Break the planner in known ways, and show that a property notices each
 	$(BIN)/python tests/mutation/run.py
@@ -110,6 +116,10 @@ $(STAMPS)/demo: $(STAMPS)/venv $(BUILD_INPUTS)
 $(STAMPS)/dev: $(STAMPS)/nvcc $(BUILD_INPUTS)
 	$(DEVELOP) $(EMULATED) --extras test,lint
 	@touch $@ $(STAMPS)/demo
+
+$(STAMPS)/bench: $(STAMPS)/dev
+	$(DEVELOP) --extras test,lint,bench
+	@touch $@
 
 # A failure is left to the script, which says what it skips.
 $(STAMPS)/uv: $(STAMPS)/venv

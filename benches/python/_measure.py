@@ -1,4 +1,4 @@
-"""What the scripts here share: contestants that take turns, medians, and tables in plain text."""
+"""What the scripts here share: contestants that take turns, medians, and tables in Markdown."""
 
 from __future__ import annotations
 
@@ -34,11 +34,17 @@ def medians(contestants: Mapping[str, Callable[[], object]], *, rounds: int) -> 
     return {name: statistics.median(times) for name, times in seconds.items()}
 
 
+def print_heading(title: str, note: str) -> None:
+    """Print what is measured, and how."""
+    print(f"## {title}\n\n{note}.\n")
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows under a header; the first column is text, the others are figures."""
     lines = [header, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    for first, *figures in lines:
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(header))]
+    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+    for first, *figures in (header, rule, *rows):
         cells = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
-        print("  ".join([first.ljust(widths[0]), *cells]))
+        print("| " + " | ".join([first.ljust(widths[0]), *cells]) + " |")
     print()

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
 
 from kvferry.outputs import KVConnectorOutput, KVOutputAggregator
 
@@ -119,7 +119,8 @@ def main() -> None:
             assert len(aggregator._send_remaining_count) == IN_FLIGHT
         field, ours = (seconds[who] / len(steps) * 1e6 for who in contestants)
         rows.append([name, f"{field:.1f}", f"{ours:.1f}", f"{ours / field:.2f}"])
-    print(f"one step of {WORKERS} workers, {IN_FLIGHT:,} requests in flight, medians of {ROUNDS}")
+    note = f"One step of {WORKERS} workers, {IN_FLIGHT:,} requests in flight, medians of {ROUNDS}"
+    print_heading("Aggregation", note)
     print_table(["", "the field's, us", "kvferry, us", "ratio"], rows)
 
 

@@ -3,31 +3,27 @@
 `memcpy` is libc's, on as many contiguous bytes: the most that any copy could hope for. A repair
 reads and writes the same rows, in random order, of a cache of 512 MiB; every call takes the next
 64 MiB of it, so that no contestant finds its bytes in a processor's cache. `torch` is what engines
-do: gather the rows in bfloat16, permute, scatter them back. All memory is page-aligned and touched
-before.
+do: gather the rows in bfloat16, permute, scatter them back. All memory is touched before.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from itertools import cycle, pairwise
+from itertools import cycle
 
 import numpy as np
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads must not spin beside us
 
 import torch
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
+from _memory import TOTAL_BYTES, memcpy, touched_memory
 
 from kvferry import copy
 
-TOTAL_BYTES = 512 << 20
-PAGE_BYTES = 4096
 TOKENS, HEADS, DIM, ITEM_BYTES = 16, 8, 256, 2
 ROW_BYTES = TOKENS * HEADS * DIM * ITEM_BYTES  # 64 KiB
 REPAIRED_BYTES = 64 << 20
@@ -35,7 +31,6 @@ LARGE_TOKENS = 512  # rows of 2 MiB, more than bounded scratch memory holds
 RATIO = 4
 LAYERS = 8
 
-Memcpy = Callable[[int, int, int], object]
 Bench = Callable[[Mapping[str, Callable[[], object]]], dict[str, float]]
 
 
@@ -47,37 +42,18 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     source, target = touched_memory(), touched_memory()
     source[:] = np.random.default_rng(0).integers(0, 1 << 16, size=source.size, dtype=np.uint16)
-    with ThreadPoolExecutor(options.threads) as pool:
-        bench = partial(medians, rounds=options.rounds)
-        memcpy = make_memcpy(options.threads, pool)
-        print(f"medians of {options.rounds} interleaved rounds, threads={options.threads}")
-        for tokens in (TOKENS, LARGE_TOKENS):
-            compare_repairs(source, target, tokens, memcpy, options.threads, bench)
-        compare_rows(source, target, memcpy, options.threads, bench)
-
-
-def make_memcpy(threads: int, pool: ThreadPoolExecutor) -> Memcpy:
-    """Return a copy of contiguous bytes (target, source, count), cut evenly among threads."""
-    if threads == 1:
-        return ctypes.memmove
-
-    def memcpy(target: int, source: int, num_bytes: int) -> None:
-        cuts = [num_bytes * i // threads for i in range(threads + 1)]
-        parts = [
-            pool.submit(ctypes.memmove, target + begin, source + begin, end - begin)
-            for begin, end in pairwise(cuts)
-        ]
-        for part in parts:
-            part.result()
-
-    return memcpy
+    bench = partial(medians, rounds=options.rounds)
+    note = f"Medians of {options.rounds} interleaved rounds, threads={options.threads}"
+    print_heading("Rows, and repairs in place", note)
+    for tokens in (TOKENS, LARGE_TOKENS):
+        compare_repairs(source, target, tokens, options.threads, bench)
+    compare_rows(source, target, options.threads, bench)
 
 
 def compare_repairs(
     memory: np.ndarray,
     other: np.ndarray,
     tokens: int,
-    memcpy: Memcpy,
     threads: int,
     bench: Bench,
 ) -> None:
@@ -85,6 +61,8 @@ def compare_repairs(
     row_bytes = tokens * HEADS * DIM * ITEM_BYTES
     rows = np.random.default_rng(1).permutation(TOTAL_BYTES // row_bytes)
     turns = [turn.astype(np.int64) for turn in np.split(rows, TOTAL_BYTES // REPAIRED_BYTES)]
+    stretches = zip(np.split(other, len(turns)), np.split(memory, len(turns)), strict=True)
+    contiguous = [memcpy(to, from_, threads) for to, from_ in stretches]
     lines = []
     for name, repair, by_torch, head_major in (
         (
@@ -108,12 +86,7 @@ def compare_repairs(
         check_repairs(repair, by_torch, cache, memory, turns[0])
         contestants = {
             "kvferry": in_turn(partial(repair, cache), turns),
-            "memcpy": in_turn(
-                lambda begin: memcpy(
-                    other.ctypes.data + begin, memory.ctypes.data + begin, REPAIRED_BYTES
-                ),
-                range(0, TOTAL_BYTES, REPAIRED_BYTES),
-            ),
+            "memcpy": in_turn(lambda copy: copy(), contiguous),
             "torch": in_turn(partial(by_torch, cache), [torch.from_numpy(turn) for turn in turns]),
         }
         lines.append(line(name, bench(contestants), REPAIRED_BYTES))
@@ -156,7 +129,6 @@ def check_repairs(
 def compare_rows(
     source: np.ndarray,
     target: np.ndarray,
-    memcpy: Memcpy,
     threads: int,
     bench: Bench,
 ) -> None:
@@ -178,7 +150,7 @@ def compare_rows(
 
     contestants = {
         "kvferry": lambda: copy.copy_kv_blocks(sources, targets, from_, to, "h2d", threads=threads),
-        "memcpy": lambda: memcpy(target.ctypes.data, source.ctypes.data, TOTAL_BYTES),
+        "memcpy": memcpy(target, source, threads),
         "torch": by_torch,
     }
     contestants["kvferry"]()
@@ -215,13 +187,6 @@ def in_turn(run: Callable[..., object], arguments: Iterable[object]) -> Callable
 
 def bfloat16(memory: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(memory.view(np.int16)).view(torch.bfloat16)
-
-
-def touched_memory() -> np.ndarray:
-    """Pages that exist, so that no copy pays for their first touch, from a page's first byte on."""
-    memory = np.ones(TOTAL_BYTES + PAGE_BYTES, np.uint8)
-    begin = -memory.ctypes.data % PAGE_BYTES
-    return memory[begin : begin + TOTAL_BYTES].view(np.uint16)
 
 
 if __name__ == "__main__":

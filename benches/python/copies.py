@@ -1,208 +1,247 @@
-"""Host copies beside what people use today: libc's memcpy, numpy and torch, at one thread count.
+"""Host copies beside what people use today, torch and numpy, at equal numbers of threads.
 
-Both sides hold 512 MiB, far more than any cache, page-aligned and touched before; block ids are
-shuffled on both sides. `kvferry` is `Plan.copy`, checks included; its plan is made before.
+512 MiB of blocks, in random order on both sides, are copied unchanged, and from one layout and
+block size to another in runs of one head's 256 bytes. kvferry is `Plan.copy`, checks included; its
+plan is made before. The others get the same ids:
 
-`memcpy` is one `ctypes.memmove` a block; what the calls from Python cost is measured with empty
-blocks and subtracted, which leaves memcpy at its best. The re-layout has none: its runs are 256
-bytes. `at once` gathers into a temporary and scatters from it, as index arrays have it; most of
-that is the first touch of a fresh temporary, so `kept temporary` shows it without. `by block` is
-a loop in Python over pairs of blocks, without any temporary.
+- *two steps*: `index_select`, then `index_copy_`, in bfloat16 and through a view as int64; most of
+  that is the first touch of fresh temporaries, which *kept* spares by keeping them;
+- *Y[di] = X[si]*: the same in torch's indexing, in bfloat16;
+- *numpy*: the same in numpy, as int64, on the one thread that it knows;
+- *by block*: a loop of `Y[d].copy_(X[s])`, which for a change of layout is `permute().copy_()`;
+- *permute, no ids*: one `Y.copy_(X.permute(...))` over all, a lesser job: as if all lay in order.
+
+The limit is the best of sequential streams past the caches; `memcpy` is over contiguous bytes too.
+All memory is touched before and, but for torch's temporaries, in huge pages.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads must not spin beside us
 
 import torch
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
+from _memory import TOTAL_BYTES, limit, memcpy, shuffled, streams, touched_memory
 
-from kvferry import AttentionGroup, EngineSpec, KVCache, ModelSpec, Plan, Route
+from kvferry import AttentionGroup, EngineSpec, KVCache, ModelSpec, Route
 
-TOTAL_BYTES = 512 << 20
-PAGE_BYTES = 4096
 HEADS, HEAD_DIM, PLANES, ITEM_BYTES = 8, 128, 2, 2
-TOKENS = TOTAL_BYTES // (PLANES * HEADS * HEAD_DIM * ITEM_BYTES)
+TOKEN_BYTES = PLANES * HEADS * HEAD_DIM * ITEM_BYTES
+TOKENS = TOTAL_BYTES // TOKEN_BYTES
 MODEL = ModelSpec((AttentionGroup(layers=(0,), num_kv_heads=HEADS, head_dim=HEAD_DIM),))
+BLOCK_TOKENS = (1, 4, 16)  # blocks of 4, 16 and 64 KiB
+
+Contestants = dict[str, Callable[[], object]]
+OTHERS = (
+    "two steps, int64",
+    "kept, int64",
+    "two steps, bfloat16",
+    "Y[di] = X[si]",
+    "numpy",
+    "by block",
+    "permute, no ids",
+)
+
+
+class Side(NamedTuple):
+    """A layout and its tokens a block."""
+
+    layout: str
+    tokens: int
+
+
+RELAYOUTS = (
+    (Side("NHD", 16), Side("HND", 16)),
+    (Side("HND", 16), Side("NHD", 16)),
+    (Side("NHD", 64), Side("HND", 64)),
+    (Side("HND", 64), Side("NHD", 64)),
+    (Side("HND", 16), Side("NHD", 64)),
+    (Side("NHD", 64), Side("HND", 16)),
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--threads", type=int, default=1, help="threads of each contestant")
-    parser.add_argument("--rounds", type=int, default=7, help="of every contestant")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of each contestant")
+    parser.add_argument("--rounds", type=int, default=5, help="of every contestant")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     source, target = touched_memory(), touched_memory()
     source[:] = np.random.default_rng(0).integers(0, 1 << 16, size=source.size, dtype=np.uint16)
-    print(
-        f"{TOTAL_BYTES >> 20} MiB in random order, medians of {options.rounds} interleaved rounds, "
-        f"threads={options.threads} (numpy and memcpy: 1)"
+    print_heading(
+        "Copies beside torch and numpy",
+        f"{TOTAL_BYTES >> 20} MiB, medians of {options.rounds} interleaved rounds; the right part "
+        "says by what factor kvferry is faster",
     )
-    for compare in (compare_blocks, compare_relayouts):
-        compare(source, target, options.threads, options.rounds)
+    rows = []
+    for threads in options.threads:
+        torch.set_num_threads(threads)
+        cases = [
+            *(block_case(source, target, tokens, threads) for tokens in BLOCK_TOKENS),
+            *(relayout_case(source, target, sides, threads) for sides in RELAYOUTS),
+        ]
+        for name, contestants in cases:
+            check_same(contestants, target)
+            limits = {"memcpy": memcpy(target, source, threads), **streams(target, source, threads)}
+            seconds = medians({**contestants, **limits}, rounds=options.rounds)
+            rows.append(line(name, threads, seconds))
+    print_table(["", "threads", "GB/s", "of memcpy", "of the limit", *OTHERS], rows)
 
 
-def compare_blocks(source: np.ndarray, target: np.ndarray, threads: int, rounds: int) -> None:
-    """Whole blocks of 64 KiB, the same layout on both sides."""
-    engines = [EngineSpec(side, MODEL, 16, "BKNHD") for side in ("prefill", "decode")]
-    tensors = [memory.reshape(-1, PLANES, 16, HEADS, HEAD_DIM) for memory in (source, target)]
-    sources, targets = shuffled(TOKENS // 16, seed=1), shuffled(TOKENS // 16, seed=2)
-    plan, caches = prepare(engines, tensors, sources, targets)
-    rows = [memory.view(np.int64).reshape(len(sources), -1) for memory in (source, target)]
-    torch_rows = [torch.from_numpy(row) for row in rows]
-    torch_sources, torch_targets = torch.from_numpy(sources), torch.from_numpy(targets)
-    block_bytes = TOTAL_BYTES // len(sources)
-    addresses = [
-        (target.ctypes.data + to * block_bytes, source.ctypes.data + from_ * block_bytes)
-        for to, from_ in zip(targets.tolist(), sources.tolist(), strict=True)
+def line(name: str, threads: int, seconds: dict[str, float]) -> list[str]:
+    ferry = seconds["kvferry"]
+    return [
+        name,
+        str(threads),
+        f"{TOTAL_BYTES / ferry / 1e9:.1f}",
+        f"{seconds['memcpy'] / ferry:.2f}",
+        f"{limit(seconds) / ferry:.2f}",
+        *(f"{seconds[other] / ferry:.1f}x" if other in seconds else "" for other in OTHERS),
     ]
 
-    kept = np.ones_like(rows[0])
-    torch_kept = torch.from_numpy(kept)
-    pairs = list(zip(sources.tolist(), targets.tolist(), strict=True))
 
-    def numpy_at_once() -> None:
-        rows[1][targets] = rows[0][sources]
+def block_case(
+    source: np.ndarray, target: np.ndarray, tokens: int, threads: int
+) -> tuple[str, Contestants]:
+    """Whole blocks, the same layout on both sides."""
+    tensors = [memory.reshape(-1, PLANES, tokens, HEADS, HEAD_DIM) for memory in (source, target)]
+    ids = [shuffled(len(tensors[0]), seed=seed) for seed in (1, 2)]
+    rows = [memory.view(np.int64).reshape(len(ids[0]), -1) for memory in (source, target)]
+    wide = [torch.from_numpy(row) for row in rows]
+    pairs = list(zip(*(each.tolist() for each in ids), strict=True))
 
-    def numpy_by_block() -> None:
+    def by_numpy() -> None:
+        rows[1][ids[1]] = rows[0][ids[0]]
+
+    def by_block() -> None:
         for from_, to in pairs:
-            rows[1][to] = rows[0][from_]
+            wide[1][to].copy_(wide[0][from_])
 
-    def torch_at_once() -> None:
-        torch_rows[1].index_copy_(0, torch_targets, torch_rows[0].index_select(0, torch_sources))
-
-    def torch_kept_temporary() -> None:
-        torch.index_select(torch_rows[0], 0, torch_sources, out=torch_kept)
-        torch_rows[1].index_copy_(0, torch_targets, torch_kept)
-
-    def torch_by_block() -> None:
-        for from_, to in pairs:
-            torch_rows[1][to].copy_(torch_rows[0][from_])
-
-    contestants = {
-        "kvferry": lambda: plan.copy(*caches, threads=threads),
-        "memcpy": lambda: memmove_each(addresses, block_bytes),
-        "numpy, at once": numpy_at_once,
-        "numpy, by block": numpy_by_block,
-        "torch, at once": torch_at_once,
-        "torch, kept temporary": torch_kept_temporary,
-        "torch, by block": torch_by_block,
+    return f"blocks of {tokens * TOKEN_BYTES >> 10} KiB", {
+        "kvferry": ferry([Side("BKNHD", tokens)] * 2, tensors, ids, threads),
+        **in_two_steps(wide, ids, 0, None),
+        **in_bfloat16(wide, ids),
+        **({"numpy": by_numpy} if threads == 1 else {}),
+        "by block": by_block,
     }
-    check_same(contestants, target)
-    seconds = medians(
-        {**contestants, "empty calls": lambda: memmove_each(addresses, 0)}, rounds=rounds
-    )
-    calls = seconds.pop("empty calls")
-    seconds["memcpy"] -= calls
-    print_ratios("64 KiB blocks", seconds)
-    print(f"(subtracted from memcpy: {calls * 1e3:.2f} ms for {len(addresses):,} calls)\n")
 
 
-def compare_relayouts(source: np.ndarray, target: np.ndarray, threads: int, rounds: int) -> None:
-    """Head-major blocks of 16 tokens to token-major ones of 64, in runs of 256 bytes."""
-    engines = [EngineSpec("prefill", MODEL, 16, "HND"), EngineSpec("decode", MODEL, 64, "NHD")]
+def relayout_case(
+    source: np.ndarray, target: np.ndarray, sides: tuple[Side, Side], threads: int
+) -> tuple[str, Contestants]:
+    """Key and value planes of whole blocks, each laid out anew."""
     tensors = [
-        source.reshape(PLANES, -1, HEADS, 16, HEAD_DIM),
-        target.reshape(PLANES, -1, 64, HEADS, HEAD_DIM),
+        memory.reshape(shape(side)) for memory, side in zip((source, target), sides, strict=True)
     ]
-    sources, targets = shuffled(TOKENS // 16, seed=1), shuffled(TOKENS // 64, seed=2)
-    plan, caches = prepare(engines, tensors, sources, targets)
-    torch_tensors = [torch.from_numpy(tensor.view(np.int16)) for tensor in tensors]
-    torch_sources, torch_targets = torch.from_numpy(sources), torch.from_numpy(targets)
-    whole = (PLANES, len(targets), 64, HEADS, HEAD_DIM)
+    ids = [shuffled(tensor.shape[1], seed=seed) for seed, tensor in enumerate(tensors)]
+    wide = [torch.from_numpy(tensor.view(np.int64)) for tensor in tensors]
+    small, large = sorted(side.tokens for side in sides)
 
-    pairs = [
-        (from_, targets.item(position // 4), slice(position % 4 * 16, position % 4 * 16 + 16))
-        for position, from_ in enumerate(sources.tolist())
-    ]
+    def by_part(tensor: torch.Tensor, side: Side) -> torch.Tensor:
+        """View blocks as [planes, large blocks, small blocks, small tokens, heads, elements]."""
+        if side.tokens == small:
+            parts = tensor.unflatten(1, (-1, large // small))
+            return parts.transpose(3, 4) if side.layout == "HND" else parts
+        parts = tensor.unflatten(3 if side.layout == "HND" else 2, (-1, small))
+        return parts.permute(0, 1, 3, 4, 2, 5) if side.layout == "HND" else parts
 
-    def numpy_at_once() -> None:
-        gathered = tensors[0][:, sources].swapaxes(2, 3)  # [planes, blocks, 16, heads, head_dim]
-        tensors[1][:, targets] = gathered.reshape(whole)
+    def lay_out(gathered: torch.Tensor, laid_out: torch.Tensor) -> None:
+        by_part(laid_out, sides[1]).copy_(by_part(gathered, sides[0]))
 
-    def numpy_by_block() -> None:
-        for from_, to, tokens in pairs:
-            tensors[1][:, to, tokens] = tensors[0][:, from_].swapaxes(1, 2)
+    def part_indices(side: Side, blocks: np.ndarray) -> list[tuple[int, int]]:
+        """Where in `by_part` each small block of the request lies."""
+        ratio = large // small
+        if side.tokens == small:
+            return [divmod(block, ratio) for block in blocks.tolist()]
+        return [(block, part) for block in blocks.tolist() for part in range(ratio)]
 
-    def torch_at_once() -> None:
-        gathered = torch_tensors[0].index_select(1, torch_sources).transpose(2, 3)
-        torch_tensors[1].index_copy_(1, torch_targets, gathered.reshape(whole))
+    parts = [by_part(tensor, side) for tensor, side in zip(wide, sides, strict=True)]
+    pairs = list(zip(*map(part_indices, sides, ids), strict=True))
 
-    def torch_by_block() -> None:
-        for from_, to, tokens in pairs:
-            torch_tensors[1][:, to, tokens].copy_(torch_tensors[0][:, from_].transpose(1, 2))
+    def by_block() -> None:
+        for from_, to in pairs:
+            parts[1][(slice(None), *to)].copy_(parts[0][(slice(None), *from_)])
 
-    contestants = {
-        "kvferry": lambda: plan.copy(*caches, threads=threads),
-        "numpy, at once": numpy_at_once,
-        "numpy, by block": numpy_by_block,
-        "torch, at once": torch_at_once,
-        "torch, by block": torch_by_block,
+    return " to ".join(f"{side.layout} {side.tokens}" for side in sides), {
+        "kvferry": ferry(sides, tensors, ids, threads),
+        **in_two_steps(wide, ids, 1, lay_out),
+        "by block": by_block,
+        "permute, no ids": lambda: parts[1].copy_(parts[0]),
     }
-    check_same(contestants, target)
-    print_ratios("HND 16 to NHD 64", medians(contestants, rounds=rounds))
 
 
-def prepare(
-    engines: list[EngineSpec], tensors: list[np.ndarray], sources: np.ndarray, targets: np.ndarray
-) -> tuple[Plan, list[KVCache]]:
-    plan = Route(*engines).plan(0, [sources], [targets], tokens=(0, TOKENS))
-    assert plan.num_bytes == TOTAL_BYTES
-    return plan, [
-        KVCache(engine, 0, [tensor]) for engine, tensor in zip(engines, tensors, strict=True)
+def shape(side: Side) -> tuple[int, ...]:
+    inner = (side.tokens, HEADS) if side.layout == "NHD" else (HEADS, side.tokens)
+    return (PLANES, -1, *inner, HEAD_DIM)
+
+
+def ferry(
+    sides: Sequence[Side], tensors: list[np.ndarray], ids: list[np.ndarray], threads: int
+) -> Callable[[], object]:
+    """Return kvferry's copy of a plan that is made here."""
+    engines = [
+        EngineSpec(name, MODEL, side.tokens, side.layout)
+        for name, side in zip(("prefill", "decode"), sides, strict=True)
     ]
+    plan = Route(*engines).plan(0, [ids[0]], [ids[1]], tokens=(0, TOKENS))
+    assert plan.num_bytes == TOTAL_BYTES
+    caches = [KVCache(engine, 0, [t]) for engine, t in zip(engines, tensors, strict=True)]
+    return lambda: plan.copy(*caches, threads=threads)
 
 
-def memmove_each(addresses: list[tuple[int, int]], block_bytes: int) -> None:
-    move = ctypes.memmove
-    for to, from_ in addresses:
-        move(to, from_, block_bytes)
+def in_two_steps(
+    wide: list[torch.Tensor],
+    ids: list[np.ndarray],
+    axis: int,
+    lay_out: Callable[[torch.Tensor, torch.Tensor], None] | None,
+) -> Contestants:
+    """Gather along an axis into a temporary, lay that out in another one, scatter it."""
+    source, target = wide
+    from_, to = map(torch.from_numpy, ids)
+
+    def run(gathered: torch.Tensor, laid_out: torch.Tensor) -> None:
+        torch.index_select(source, axis, from_, out=gathered)
+        if lay_out is not None:
+            lay_out(gathered, laid_out)
+        target.index_copy_(axis, to, gathered if lay_out is None else laid_out)
+
+    kept = torch.ones_like(source), torch.ones_like(target)
+    return {
+        "two steps, int64": lambda: run(torch.empty_like(source), torch.empty_like(target)),
+        "kept, int64": lambda: run(*kept),
+    }
 
 
-def check_same(contestants: dict[str, Callable[[], None]], target: np.ndarray) -> None:
-    """Check that all contestants write the same bytes: a comparison of different work is none."""
+def in_bfloat16(wide: list[torch.Tensor], ids: list[np.ndarray]) -> Contestants:
+    source, target = (tensor.view(torch.bfloat16) for tensor in wide)
+    from_, to = map(torch.from_numpy, ids)
+
+    def by_brackets() -> None:
+        target[to] = source[from_]
+
+    return {
+        "two steps, bfloat16": lambda: target.index_copy_(0, to, source.index_select(0, from_)),
+        "Y[di] = X[si]": by_brackets,
+    }
+
+
+def check_same(contestants: Contestants, target: np.ndarray) -> None:
+    """Check that all with ids write the same bytes: a comparison of different work is none."""
     expected = None
     for name, run in contestants.items():
+        if name.endswith("no ids"):
+            continue
         target.fill(0)
         run()
         if expected is None:
             expected = target.copy()
         assert np.array_equal(target, expected), f"{name} writes other bytes than the first"
-
-
-def print_ratios(case: str, seconds: dict[str, float]) -> None:
-    """Print throughputs, and how much faster kvferry is than each of the others."""
-    ferry = seconds["kvferry"]
-    print_table(
-        [case, "ms", "GB/s", "kvferry is faster by"],
-        [
-            [
-                name,
-                f"{each * 1e3:.1f}",
-                f"{TOTAL_BYTES / each / 1e9:.1f}",
-                "" if name == "kvferry" else f"{each / ferry:.2f}x",
-            ]
-            for name, each in seconds.items()
-        ],
-    )
-
-
-def touched_memory() -> np.ndarray:
-    """Pages that exist, so that no copy pays for their first touch, from a page's first byte on."""
-    memory = np.ones(TOTAL_BYTES + PAGE_BYTES, np.uint8)
-    begin = -memory.ctypes.data % PAGE_BYTES
-    return memory[begin : begin + TOTAL_BYTES].view(np.uint16)
-
-
-def shuffled(count: int, *, seed: int) -> np.ndarray:
-    return np.random.default_rng(seed).permutation(count).astype(np.int64)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from itertools import product
 
 import numpy as np
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
 
 from kvferry import AttentionGroup, EngineSpec, KVCache, ModelSpec, Route
 
@@ -26,7 +26,7 @@ COLUMNS = ("source_tensor", "source_offset", "target_tensor", "target_offset", "
 
 def main() -> None:
     rows = [measure(layout, target_block) for layout, target_block in CASES]
-    print(f"plan.descriptors and plan.loops of one rank pair, one thread, medians of {ROUNDS}")
+    print_heading("Descriptors", f"One rank pair, one thread, medians of {ROUNDS} rounds")
     header = ["", "rows", "ms", "M rows/s", "numpy", "one layer", "loop", "loops", "loops, ms"]
     print_table(header, rows)
     print_table(["route.plan, 1M tokens, 16 a block, 3 groups, arrays", "ms"], [plan_of_three()])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
 
 from kvferry.groups import EngineGroupInfo, expand_engine_block_ids, slice_block_ids_per_group
 
@@ -23,7 +23,8 @@ SIZES = [TOKENS_PER_BLOCK] * NUM_GROUPS
 
 
 def main() -> None:
-    print(f"{NUM_GROUPS} groups of {NUM_IDS:,} ids each, medians of {ROUNDS} rounds in turns")
+    note = f"{NUM_GROUPS} groups of {NUM_IDS:,} ids each, medians of {ROUNDS} interleaved rounds"
+    print_heading("Groups", note)
     # Each id is an object of its own, as ids that an engine hands over are.
     lists = [list(range(group, group + NUM_IDS)) for group in range(NUM_GROUPS)]
     rows = [
@@ -32,8 +33,11 @@ def main() -> None:
         *compare("ranges", [range(NUM_IDS)] * NUM_GROUPS, copied_slice, list),
     ]
     print_table(["", "ms", "plain Python", "ratio"], rows)
-    print(f"arrays, {NUM_GROUPS} groups, microseconds a call")
-    header = ["ids of a group", *(f"{count:,}" for count in ARRAY_IDS), "ratio"]
+    header = [
+        "arrays, microseconds a call; ids a group:",
+        *(f"{count:,}" for count in ARRAY_IDS),
+        "ratio",
+    ]
     print_table(header, [constant_time("slice", slice_all), constant_time("expand", expand)])
 
 

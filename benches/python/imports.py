@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
 
 ROUNDS = 21
 LIMIT_MS = 30
@@ -43,7 +43,7 @@ def main() -> None:
     probes = [json.loads(python(PROBE)) for _ in range(ROUNDS)]
     inside = sorted(probe["seconds"] for probe in probes)[ROUNDS // 2]
     added = seconds["kvferry"] - seconds["base"]
-    print(f"fresh interpreters, medians of {ROUNDS} interleaved rounds")
+    print_heading("Imports", f"Fresh interpreters, medians of {ROUNDS} interleaved rounds")
     print_table(
         ["", "ms", "limit"],
         [

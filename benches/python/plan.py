@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from _measure import medians, print_table
+from _measure import medians, print_heading, print_table
 
 from kvferry import AttentionGroup, EngineSpec, ModelSpec, Plan, Route
 
@@ -46,7 +46,7 @@ def main() -> None:
                 f"{plan_bytes / (len(sources) + len(targets)):.1f}",
             ]
         )
-    print(f"route.plan of one of 4 target ranks, TP 8 to 4, medians of {ROUNDS}")
+    print_heading("Plans", f"One of 4 target ranks, TP 8 to 4, medians of {ROUNDS} rounds")
     print_table(["", "blocks", "lists, ms", "numpy, ms", "plan, kB", "bytes a block"], rows)
 
 
