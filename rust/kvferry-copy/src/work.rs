@@ -130,6 +130,19 @@ impl<'a> Work<'a> {
         (source.address + source.entries[entry], source.target + self.target_entries[entry])
     }
 
+    /// The entries that the pieces are, where there is one source and each entry is one piece.
+    pub fn single_pieces(&self) -> Option<SinglePieces<'_>> {
+        let [source] = self.sources.as_slice() else { return None };
+        let is_single = self.first_level == ROW_LEVEL && self.entries_level == ROW_LEVEL;
+        let pieces = as_index(self.pieces.start)..as_index(self.pieces.end);
+        is_single.then(|| SinglePieces {
+            source: source.address,
+            target: source.target,
+            source_entries: &source.entries[pieces.clone()],
+            target_entries: &self.target_entries[pieces],
+        })
+    }
+
     /// Walks the rows that the pieces make up.
     pub fn rows(&self) -> Rows<'_> {
         let mut rows = Rows { work: self, index: [0; MAX_LEVELS], source: 0, target: 0, left: 0 };
@@ -168,6 +181,19 @@ impl<'a> Work<'a> {
     fn has_pieces(&self) -> bool {
         self.piece_bytes != self.run_bytes
     }
+}
+
+/// Pieces that only a table tells apart.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SinglePieces<'a> {
+    /// Address to which source entries are added.
+    pub source: u64,
+    /// Address to which target entries are added.
+    pub target: u64,
+    /// As many as target entries.
+    pub source_entries: &'a [u64],
+    /// One a piece.
+    pub target_entries: &'a [u64],
 }
 
 /// Pieces at equal steps from one another.

@@ -2,7 +2,7 @@
 
 use std::ptr;
 
-use crate::work::{Row, Work};
+use crate::work::{Row, SinglePieces, Work};
 
 /// Bytes up to which a piece is moved here, vector by vector; calling `memcpy` costs more than that.
 const SHORT_BYTES: usize = 512;
@@ -93,6 +93,44 @@ pub(super) unsafe fn copy_vectors<V: Vector>(work: &Work<'_>) {
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
 pub(super) unsafe fn stream_vectors<V: Vector>(work: &Work<'_>) {
+    let mut lines = Lines::new();
+    // SAFETY: the caller guarantees the work, and the machine for `V`; what is left of the last piece belongs
+    // to it.
+    unsafe {
+        match work.single_pieces() {
+            Some(pieces) => stream_pieces::<V>(&mut lines, &pieces, work.piece_bytes()),
+            None => stream_rows::<V>(&mut lines, work),
+        }
+        lines.flush();
+    }
+}
+
+/// Streams pieces that only a table tells apart.
+///
+/// # Safety
+///
+/// As for [`super::Kernel::run`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
+unsafe fn stream_pieces<V: Vector>(lines: &mut Lines, pieces: &SinglePieces<'_>, piece_bytes: u64) {
+    let SinglePieces { source, target, source_entries, target_entries } = pieces;
+    let lead = usize::try_from(AHEAD_BYTES / piece_bytes.max(1)).unwrap_or(usize::MAX).max(1);
+    let later = source_entries.iter().skip(lead).chain(source_entries.last().into_iter().cycle());
+    for ((source_entry, target_entry), later) in source_entries.iter().zip(*target_entries).zip(later) {
+        let piece = Piece::new(source + source_entry, target + target_entry, piece_bytes);
+        // SAFETY: the caller guarantees the piece, and the machine for `V`.
+        unsafe { lines.push::<V>(piece.source, piece.target, piece.num_bytes, source_at(source + later)) };
+    }
+}
+
+/// Streams pieces a row at a time.
+///
+/// # Safety
+///
+/// As for [`super::Kernel::run`].
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
+unsafe fn stream_rows<V: Vector>(lines: &mut Lines, work: &Work<'_>) {
     let row_bytes = work.piece_bytes().saturating_mul(work.row_pieces()).max(1);
     let mut ahead = work.rows();
     for _ in 0..(AHEAD_BYTES / row_bytes) {
@@ -100,7 +138,6 @@ pub(super) unsafe fn stream_vectors<V: Vector>(work: &Work<'_>) {
     }
     // Within a long row, the pieces to ask for are those that follow.
     let lead = if row_bytes > AHEAD_BYTES { AHEAD_BYTES / work.piece_bytes().max(1) } else { 0 };
-    let mut lines = Lines::new();
     for row in work.rows() {
         let later = if lead > 0 { row } else { ahead.next().unwrap_or(row) };
         let mut later_source = later.source.wrapping_add(lead.wrapping_mul(later.source_stride));
@@ -110,8 +147,6 @@ pub(super) unsafe fn stream_vectors<V: Vector>(work: &Work<'_>) {
             later_source = later_source.wrapping_add(later.source_stride);
         }
     }
-    // SAFETY: what is left of the last piece belongs to it.
-    unsafe { lines.flush() };
 }
 
 /// Writes whole lines past the caches. A line that one piece begins and the next one ends is put together
@@ -223,6 +258,19 @@ struct Piece {
     num_bytes: usize,
 }
 
+impl Piece {
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "one call a piece")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "addresses and sizes of memory fit a pointer's width"
+    )]
+    fn new(source: u64, target: u64, num_bytes: u64) -> Self {
+        let target = ptr::with_exposed_provenance_mut(target as usize);
+        Self { source: source_at(source), target, num_bytes: num_bytes as usize }
+    }
+}
+
 /// The pieces of a row.
 struct Pieces(Row);
 
@@ -231,16 +279,11 @@ impl Iterator for Pieces {
 
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "one call a piece, of which there may be millions")]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "addresses and sizes of memory fit a pointer's width"
-    )]
     fn next(&mut self) -> Option<Piece> {
         let row = &mut self.0;
         row.pieces = row.pieces.checked_sub(1)?;
         let num_bytes = if row.pieces == 0 { row.last_bytes } else { row.piece_bytes };
-        let target = ptr::with_exposed_provenance_mut(row.target as usize);
-        let piece = Piece { source: source_at(row.source), target, num_bytes: num_bytes as usize };
+        let piece = Piece::new(row.source, row.target, num_bytes);
         row.source = row.source.wrapping_add(row.source_stride);
         row.target = row.target.wrapping_add(row.target_stride);
         Some(piece)
