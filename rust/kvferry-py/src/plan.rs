@@ -295,9 +295,13 @@ impl Plan {
                 Err(PyTypeError::new_err(format!("{side}s must be KVCaches, got {class}")))
             }
         };
-        let caches = match given.cast::<PySequence>() {
-            Ok(several) => several.try_iter()?.map(|one| cache(one?)).collect::<PyResult<Vec<_>>>()?,
-            Err(_) => vec![cache(given.clone())?],
+        // Asking whether something is a sequence takes Python longer than anything else here.
+        let caches = match given.cast::<KVCache>() {
+            Ok(one) => vec![one.clone()],
+            Err(_) => match given.cast::<PySequence>() {
+                Ok(several) => several.try_iter()?.map(|one| cache(one?)).collect::<PyResult<Vec<_>>>()?,
+                Err(_) => vec![cache(given.clone())?],
+            },
         };
         let mut ranks = self.ranks(side);
         ranks.retain(|rank| caches.iter().filter(|cache| cache.get().inner.rank == *rank).count() > 1);

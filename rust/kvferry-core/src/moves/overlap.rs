@@ -69,6 +69,9 @@ enum Grain {
 /// Checks schedules that run together. `one_process` says that source and target addresses count in the
 /// same memory; else only the targets are compared with each other.
 pub fn check(bound: &[BoundSchedule<'_>], one_process: bool) -> Result<()> {
+    if !may_share(bound) {
+        return Ok(());
+    }
     let shared = sharing_memory(bound, one_process);
     if shared.is_empty() || conflict(&spans(bound, &shared, Grain::Block)?).is_none() {
         return Ok(());
@@ -92,9 +95,27 @@ pub fn check(bound: &[BoundSchedule<'_>], one_process: bool) -> Result<()> {
 
 /// Whether any two tensors lie in the same memory.
 pub fn shares_memory(regions: &[Region]) -> bool {
-    let mut sorted: Vec<Interval> = regions.iter().map(Region::bytes).collect();
-    sorted.sort_unstable();
-    sorted.windows(2).any(|pair| pair[0].end > pair[1].begin)
+    overlap(regions.iter().map(Region::bytes).collect())
+}
+
+/// Whether any two tensors of all ends do, whatever device they are on: mostly none does, and then there is
+/// nothing to look into.
+fn may_share(bound: &[BoundSchedule<'_>]) -> bool {
+    let mut regions = Vec::new();
+    for (index, end) in bound.iter().enumerate() {
+        for side in [Side::Source, Side::Target] {
+            if first_with(bound, side, end.regions(side)) == index {
+                regions.extend(end.regions(side).iter().map(Region::bytes));
+            }
+        }
+    }
+    overlap(regions)
+}
+
+fn overlap(mut regions: Vec<Interval>) -> bool {
+    regions.retain(|region| !region.is_empty());
+    regions.sort_unstable();
+    regions.windows(2).any(|pair| pair[0].end > pair[1].begin)
 }
 
 /// Owners whose memory touches that of another, with a write on at least one side.
