@@ -192,9 +192,8 @@ impl Lines {
             }
             let begin = if self.pending > 0 {
                 let head = self.joint.as_mut_ptr().add(LINE_BYTES);
-                let line_begin = target.sub(self.pending);
-                line::<V>(source, |vector, offset| vector.store(head.add(offset)));
-                line::<V>(head.sub(self.pending), |vector, offset| vector.stream(line_begin.add(offset)));
+                store_line::<V>(source, head);
+                stream_line::<V>(head.sub(self.pending), target.sub(self.pending));
                 LINE_BYTES - self.pending
             } else {
                 let before = target.align_offset(LINE_BYTES);
@@ -206,15 +205,12 @@ impl Lines {
             let lines_end = begin + (num_bytes - begin) / LINE_BYTES * LINE_BYTES;
             for at in (begin..lines_end).step_by(LINE_BYTES) {
                 V::prefetch(later.wrapping_add(at));
-                line::<V>(source.add(at), |vector, offset| vector.stream(target.add(at + offset)));
+                stream_line::<V>(source.add(at), target.add(at));
             }
             self.pending = num_bytes - lines_end;
             self.end = target.add(num_bytes);
             if self.pending > 0 {
-                let joint = self.joint.as_mut_ptr();
-                line::<V>(source.add(num_bytes - LINE_BYTES), |vector, offset| {
-                    vector.store(joint.add(offset));
-                });
+                store_line::<V>(source.add(num_bytes - LINE_BYTES), self.joint.as_mut_ptr());
             }
         }
     }
@@ -237,17 +233,32 @@ impl Lines {
     }
 }
 
-/// Moves a line through registers; `write` is given each vector and its offset.
+/// Writes a line past the caches.
 ///
 /// # Safety
 ///
-/// A line must be valid for reads, and the machine must have `V`.
+/// A line must be valid for reads and for writes, the target a multiple of its bytes, and the machine must
+/// have `V`.
 #[inline(always)]
 #[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
-unsafe fn line<V: Vector>(source: *const u8, write: impl Fn(V, usize)) {
+unsafe fn stream_line<V: Vector>(source: *const u8, target: *mut u8) {
     for offset in (0..LINE_BYTES).step_by(V::BYTES) {
         // SAFETY: the caller guarantees the line.
-        write(unsafe { V::load(source.add(offset)) }, offset);
+        unsafe { V::load(source.add(offset)).stream(target.add(offset)) };
+    }
+}
+
+/// Writes a line through the caches, anywhere.
+///
+/// # Safety
+///
+/// A line must be valid for reads and for writes, and the machine must have `V`.
+#[inline(always)]
+#[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
+unsafe fn store_line<V: Vector>(source: *const u8, target: *mut u8) {
+    for offset in (0..LINE_BYTES).step_by(V::BYTES) {
+        // SAFETY: the caller guarantees the line.
+        unsafe { V::load(source.add(offset)).store(target.add(offset)) };
     }
 }
 
