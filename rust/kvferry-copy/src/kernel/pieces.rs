@@ -192,8 +192,13 @@ impl Lines {
             }
             let begin = if self.pending > 0 {
                 let head = self.joint.as_mut_ptr().add(LINE_BYTES);
-                store_line::<V>(source, head);
-                stream_line::<V>(head.sub(self.pending), target.sub(self.pending));
+                for offset in (0..LINE_BYTES).step_by(V::BYTES) {
+                    V::load(source.add(offset)).store(head.add(offset));
+                }
+                let (joined, line) = (head.sub(self.pending), target.sub(self.pending));
+                for offset in (0..LINE_BYTES).step_by(V::BYTES) {
+                    V::load(joined.add(offset)).stream(line.add(offset));
+                }
                 LINE_BYTES - self.pending
             } else {
                 let before = target.align_offset(LINE_BYTES);
@@ -205,12 +210,17 @@ impl Lines {
             let lines_end = begin + (num_bytes - begin) / LINE_BYTES * LINE_BYTES;
             for at in (begin..lines_end).step_by(LINE_BYTES) {
                 V::prefetch(later.wrapping_add(at));
-                stream_line::<V>(source.add(at), target.add(at));
+                for offset in (at..at + LINE_BYTES).step_by(V::BYTES) {
+                    V::load(source.add(offset)).stream(target.add(offset));
+                }
             }
             self.pending = num_bytes - lines_end;
             self.end = target.add(num_bytes);
             if self.pending > 0 {
-                store_line::<V>(source.add(num_bytes - LINE_BYTES), self.joint.as_mut_ptr());
+                let (tail, joint) = (source.add(num_bytes - LINE_BYTES), self.joint.as_mut_ptr());
+                for offset in (0..LINE_BYTES).step_by(V::BYTES) {
+                    V::load(tail.add(offset)).store(joint.add(offset));
+                }
             }
         }
     }
@@ -230,35 +240,6 @@ impl Lines {
             }
             self.pending = 0;
         }
-    }
-}
-
-/// Writes a line past the caches.
-///
-/// # Safety
-///
-/// A line must be valid for reads and for writes, the target a multiple of its bytes, and the machine must
-/// have `V`.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
-unsafe fn stream_line<V: Vector>(source: *const u8, target: *mut u8) {
-    for offset in (0..LINE_BYTES).step_by(V::BYTES) {
-        // SAFETY: the caller guarantees the line.
-        unsafe { V::load(source.add(offset)).stream(target.add(offset)) };
-    }
-}
-
-/// Writes a line through the caches, anywhere.
-///
-/// # Safety
-///
-/// A line must be valid for reads and for writes, and the machine must have `V`.
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "compiled anew for the features of each caller")]
-unsafe fn store_line<V: Vector>(source: *const u8, target: *mut u8) {
-    for offset in (0..LINE_BYTES).step_by(V::BYTES) {
-        // SAFETY: the caller guarantees the line.
-        unsafe { V::load(source.add(offset)).store(target.add(offset)) };
     }
 }
 
