@@ -1,119 +1,103 @@
-"""Streams: what a call leaves for them to do, in which order, and what a graph repeats."""
+"""Streams: what a call leaves for them to do, in which order, and beside what."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from gpus import GPU, PINNED, back, numbers, on, on_gpu
-
-from kvferry import AttentionGroup, EngineSpec, KVCache, ModelSpec, Route, copy
+from gpus import BY_ENDS, GPU, PINNED, content, on_gpu
+from relayouts import SHAPE, Relayout
 
 pytestmark = on_gpu
 
-SHAPE = (400, 16, 8, 128)
-LAYOUTS = {"source_layout": "BNHC", "target_layout": "BHNC"}
-IDS = list(range(399, 0, -1)), list(range(1, 400))
-# Some tenths of a second, which no call takes to enqueue its work.
+# A quarter of a second at the fastest clocks, which no call takes to enqueue its work.
 LONG_CYCLES = 500_000_000
+# [blocks, tokens, heads, dim]: tables of some hundred bytes, and of two thirds of a MiB; pieces of
+# 256 KiB, which go over the bus by the copy engine.
+FEW, MANY, LARGE = (24, 4, 3, 64), (1 << 16, 1, 1, 64), (64, 1, 1, 1 << 17)
 
 
-def expected(source):
-    return source[IDS[0]].transpose(0, 2, 1, 3)
+def busy_stream():
+    """Return a stream that sleeps, and an event for when it has."""
+    stream, slept = torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(LONG_CYCLES)
+    slept.record(stream)
+    return stream, slept
 
 
-def blocks(place=GPU, seed=1):
-    """Return a source, and a target of zeros in head-major order, both blocks by block."""
-    blocks, tokens, heads, dim = SHAPE
-    source = numbers(SHAPE, seed)
-    return source, on(place, source), on(GPU, np.zeros((blocks, heads, tokens, dim), np.uint16))
-
-
-@pytest.mark.parametrize("place", [GPU, PINNED], ids=str)
-def test_a_call_returns_while_its_stream_is_busy(place):
-    source, from_, to = blocks(place)
-    copy.copy_blocks(from_, to, *IDS, **LAYOUTS)  # kernels are loaded by the first call
-    to.zero_()
+@pytest.mark.parametrize(
+    ("ends", "shape"),
+    [
+        ((GPU, GPU), FEW),
+        ((GPU, GPU), MANY),
+        ((GPU, GPU), LARGE),
+        ((PINNED, GPU), FEW),
+        ((PINNED, GPU), MANY),
+        ((PINNED, GPU), LARGE),
+        ((GPU, PINNED), FEW),
+        ((GPU, PINNED), LARGE),
+    ],
+    ids=str,
+)
+def test_a_call_with_new_ids_returns_while_its_stream_is_busy(ends, shape):
+    known, new = (Relayout(ends, shape, seed) for seed in (1, 2))
+    known.copy(None)  # loads the kernels; its tables are of no use to the other call
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream, slept = busy_stream()
+    new.copy(stream.cuda_stream)
+    assert not slept.query(), "the call waited for its stream"
+    stream.synchronize()
+    assert new.is_copied()
+
+
+@BY_ENDS
+def test_a_stream_does_not_wait_for_a_busy_one(ends):
+    known, late, early = (Relayout(ends, seed=seed) for seed in (1, 2, 3))
+    known.copy(None)
+    torch.cuda.synchronize()
+    busy, slept = busy_stream()
+    free = torch.cuda.Stream()
+    late.copy(busy.cuda_stream)
+    early.copy(free.cuda_stream)
+    free.synchronize()
+    assert not slept.query(), "one stream's copy came after the other's"
+    assert not busy.query()
+    assert early.is_copied()
+    busy.synchronize()
+    assert late.is_copied()
+
+
+@pytest.mark.parametrize("number", ["a stream of its own", None, 0, 1, 2], ids=str)
+def test_work_before_and_after_on_the_stream_is_ordered(number):
+    """Torch's default stream is the legacy one, with which the per-thread one is ordered, too."""
+    case = Relayout()
+    is_default = number is None or isinstance(number, int)
+    stream = torch.cuda.default_stream() if is_default else torch.cuda.Stream()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(LONG_CYCLES)
-    copy.copy_blocks(from_, to, *IDS, **LAYOUTS, stream=stream.cuda_stream)
-    assert not stream.query(), "the call waited for its stream"
+        case.from_.add_(1)
+        case.copy(number if is_default else stream.cuda_stream)
+        after = case.to + 1
     stream.synchronize()
-    assert np.array_equal(to.cpu().numpy().view(np.uint16)[IDS[1]], expected(source))
+    case.source += 1
+    assert (content(after) == case.expected() + 1).all()
 
 
-def test_work_before_and_after_on_the_stream_is_ordered():
-    source, from_, to = blocks()
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(LONG_CYCLES)
-        from_.add_(1)
-        copy.copy_blocks(from_, to, *IDS, **LAYOUTS, stream=stream.cuda_stream)
-        after = to + 1
-    stream.synchronize()
-    assert np.array_equal(back(after)[IDS[1]], expected(source) + 2)
-
-
-def test_two_streams_copy_beside_one_another():
-    streams = [torch.cuda.Stream() for _ in range(2)]
-    cases = [blocks(seed=seed) for seed in range(8)]
-    for index, (_, from_, to) in enumerate(cases):
-        stream = streams[index % 2]
-        copy.copy_blocks(from_, to, *IDS, **LAYOUTS, stream=stream.cuda_stream)
+@BY_ENDS
+def test_many_calls_are_in_flight_at_once(ends):
+    """More of their tables than are kept idle, in two sizes."""
+    cases = [Relayout(ends, FEW if seed % 3 else (20_000, 1, 1, 16), seed) for seed in range(300)]
+    streams = [busy_stream()[0] for _ in range(2)]
+    for index, case in enumerate(cases):
+        case.copy(streams[index % 2].cuda_stream)
     for stream in streams:
         stream.synchronize()
-    for source, _, to in cases:
-        assert np.array_equal(to.cpu().numpy().view(np.uint16)[IDS[1]], expected(source))
+    assert [index for index, case in enumerate(cases) if not case.is_copied()] == []
 
 
-def test_a_graph_repeats_a_copy():
-    source, from_, to = blocks()
-    stream = torch.cuda.Stream()
-    copy.copy_blocks(from_, to, *IDS, **LAYOUTS, stream=stream.cuda_stream)
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        copy.copy_blocks(from_, to, *IDS, **LAYOUTS, stream=stream.cuda_stream)
-    for _ in range(3):
-        to.zero_()
-        from_.add_(1)
-        source += 1
-        torch.cuda.synchronize()
-        graph.replay()
-        assert np.array_equal(back(to)[IDS[1]], expected(source))
-
-
-def test_a_graph_repeats_a_plan():
-    model = ModelSpec((AttentionGroup(range(8), num_kv_heads=8, head_dim=128),))
-    ends = EngineSpec("source", model, 16, "KBNHD"), EngineSpec("target", model, 32, "KBHND")
-    tensors = [
-        [on(GPU, numbers(slot.shape(12), seed)) for seed, slot in enumerate(engine.tensor_slots(0))]
-        for engine in ends
-    ]
-    source, target = (KVCache(e, 0, own) for e, own in zip(ends, tensors, strict=True))
-    plan = Route(*ends).plan(0, [[3, 8, 1, 5]], [[9, 2]], tokens=(3, 60))
-    stream = torch.cuda.Stream()
-    plan.copy(source, target, stream=stream.cuda_stream)
-    stream.synchronize()
-    direct = [back(tensor) for tensor in tensors[1]]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        plan.copy(source, target, stream=stream.cuda_stream)
-    blank = [numbers(tensor.shape, seed) for seed, tensor in enumerate(tensors[1])]
-    for tensor, content in zip(tensors[1], blank, strict=True):
-        tensor.copy_(torch.from_numpy(content.view(np.int16)))
-    torch.cuda.synchronize()
-    graph.replay()
-    assert all(np.array_equal(back(t), d) for t, d in zip(tensors[1], direct, strict=True))
-
-
-def test_a_graph_takes_nothing_that_is_not_resident():
-    _, from_, to = blocks()
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        with pytest.raises(ValueError, match="once before the capture"):
-            copy.copy_blocks(from_, to, *IDS, **LAYOUTS, stream=stream.cuda_stream)
-        to.zero_()
+def test_pinned_memory_alone_is_the_hosts():
+    case = Relayout((PINNED, PINNED), SHAPE)
+    stream, _ = busy_stream()
+    case.copy(stream.cuda_stream)
+    assert case.is_copied()  # nothing was waited for
+    assert not stream.query()

@@ -11,7 +11,7 @@ import numpy as np
 from judging import Sources, judge_target, poisoned_target, route_of
 
 from kvferry import KVCache
-from kvferry.testing import Scenario
+from kvferry.testing import Scenario, apply_staged_descriptors
 
 # Twins keep their distance from multiples of this, and with it which vectors fit.
 ALIGNMENT = 256
@@ -107,22 +107,50 @@ def judge_copy(
 
     Where streams run late, nothing may have been written before.
     """
-    rng = random.Random(scenario.seed)
-    route, sources = route_of(scenario), Sources(scenario, rng)
-    source_engine, target_engine = scenario.engines
-    rank = rng.randrange(target_engine.num_ranks)
-    plan = route.plan(rank, *scenario.request, **scenario.firsts)
-    sources.need(plan.source_ranks)
-    tensors, _, before = poisoned_target(scenario, rank, rng)
-    from_ = {rank: Twins(sources.tensors[rank], places[0]) for rank in plan.source_ranks}
-    to = Twins(tensors, places[1])
-    plan.copy(
-        [KVCache(source_engine, rank, twins.tensors) for rank, twins in from_.items()],
-        KVCache(target_engine, rank, to.tensors),
+    case = _Case(scenario, places[1])
+    from_ = {rank: Twins(case.sources.tensors[rank], places[0]) for rank in case.plan.source_ranks}
+    case.plan.copy(
+        [KVCache(scenario.engines[0], rank, twins.tensors) for rank, twins in from_.items()],
+        case.cache,
         stream=stream,
     )
-    assert not (runs_late and to.differ())
+    assert not (runs_late and case.to.differ())
     wait()
-    to.fetch()
-    judge_target(scenario, rank, tensors, before, f"{places} on a stream")
+    case.judge(f"{places} on a stream")
     assert not any(twins.differ() for twins in from_.values())
+
+
+def judge_staged(
+    scenario: Scenario, places: tuple[Place, Place], stream: int, wait: Callable[[], None]
+) -> None:
+    """Lay out for one rank what was staged in scratch memory, and judge every byte after `wait`."""
+    case = _Case(scenario, places[1])
+    scratches = []
+    for source_rank in case.plan.source_ranks:
+        staged = case.plan.staged(case.sources.caches[source_rank], case.cache)
+        scratch = np.zeros(staged.scratch_bytes, np.uint8)
+        apply_staged_descriptors(staged.descriptors, case.sources.tensors[source_rank], scratch)
+        scratches.append(Twins([scratch], places[0]))
+        staged.finish(scratches[-1].tensors[0], case.cache, stream=stream)
+    wait()
+    case.judge(f"staged in {places[0]}, for {places[1]}")
+    assert not any(scratch.differ() for scratch in scratches)
+
+
+class _Case:
+    """A plan for one rank, the sources that it reads, and a target of which no byte is due yet."""
+
+    def __init__(self, scenario: Scenario, place: Place) -> None:
+        rng = random.Random(scenario.seed)
+        self._scenario = scenario
+        self._rank = rng.randrange(scenario.engines[1].num_ranks)
+        self.plan = route_of(scenario).plan(self._rank, *scenario.request, **scenario.firsts)
+        self.sources = Sources(scenario, rng)
+        self.sources.need(self.plan.source_ranks)
+        self._tensors, _, self._before = poisoned_target(scenario, self._rank, rng)
+        self.to = Twins(self._tensors, place)
+        self.cache = KVCache(scenario.engines[1], self._rank, self.to.tensors)
+
+    def judge(self, what: str) -> None:
+        self.to.fetch()
+        judge_target(self._scenario, self._rank, self._tensors, self._before, what)
