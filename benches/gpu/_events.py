@@ -1,48 +1,101 @@
-"""What the scripts here share: time on the device's own clock, by contestants that take turns."""
+"""Time on the device's own clock, by contestants that take turns; ends where there is no GPU."""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
+from kvferry import cuda
 
-from _measure import print_table
+__all__ = ["STREAM", "Timing", "take_turns"]
 
-__all__ = ["STREAM", "device_seconds", "permutation", "print_table"]
+if reason := cuda.unavailable_reason() or (
+    None if torch.cuda.is_available() else "this torch has no CUDA"
+):
+    sys.exit(f"nothing to measure: {reason}")
 
 # Not a default stream, so that the copy engine takes batches.
 STREAM = torch.cuda.Stream()
-# The device waits so long before what is measured, until all of it has been enqueued.
-AHEAD_CYCLES = 10_000_000
+# No device's clock is faster by much; a slower one sleeps longer, which is no harm.
+FASTEST_HERTZ = 2e9
+# The device sleeps for twice what the host needed to enqueue the same before, within these bounds.
+# At the upper one the driver's queue is full, and waits for the device whatever it does.
+LEAST_AHEAD_SECONDS, MOST_AHEAD_SECONDS = 1e-3, 0.1
 
 
-def device_seconds(
+@dataclass
+class Timing:
+    """The rounds of one contestant."""
+
+    on_device: list[float] = field(default_factory=list)
+    on_host: list[float] = field(default_factory=list)
+    ahead_seconds: float = LEAST_AHEAD_SECONDS
+
+    def add(self, on_device: float, on_host: float, *, was_ahead: bool) -> None:
+        """Take a round; a device that had begun before all was enqueued has waited for the host."""
+        self.on_host.append(on_host)
+        if was_ahead:
+            self.on_device.append(on_device)
+
+    def adapt(self, on_host: float) -> None:
+        """Let the device sleep long enough for a host that takes so long."""
+        self.ahead_seconds = min(MOST_AHEAD_SECONDS, max(self.ahead_seconds, 2 * on_host))
+
+    @property
+    def seconds(self) -> float:
+        """Of the device, not a number where too few rounds count."""
+        counts = 2 * len(self.on_device) >= len(self.on_host) > 0
+        return statistics.median(self.on_device) if counts else float("nan")
+
+    @property
+    def enqueue_seconds(self) -> float:
+        """Of the host, until the call has returned."""
+        return statistics.median(self.on_host)
+
+
+def take_turns(
     contestants: Mapping[str, Callable[[], object]], *, rounds: int = 9
-) -> dict[str, float]:
-    """Return the median seconds that each contestant's work takes on `STREAM`.
+) -> dict[str, Timing]:
+    """Measure what each contestant enqueues on `STREAM`, behind a sleep of the device.
 
-    A first round, not counted, warms them up.
+    The sleep outlasts the enqueueing, so that no time of the device is spent waiting for the host;
+    a round in which it did not does not count. Before the rounds, one warms up, and one tells how
+    long to sleep.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    for round_index in range(rounds + 1):
-        for name, run in contestants.items():
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            with torch.cuda.stream(STREAM):
-                torch.cuda._sleep(AHEAD_CYCLES)
-                begin.record()
-                run()
-                end.record()
-            STREAM.synchronize()
-            if round_index > 0:
-                seconds[name].append(begin.elapsed_time(end) / 1e3)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    timings = {name: Timing() for name in contestants}
+    torch.cuda.synchronize()
+    gc.collect()
+    gc.disable()
+    try:
+        for round_index in range(-2, rounds):
+            for name, enqueue in contestants.items():
+                timing = timings[name]
+                on_device, on_host, was_ahead = _round(enqueue, timing.ahead_seconds)
+                if round_index > -2:
+                    timing.adapt(on_host)
+                if round_index >= 0:
+                    timing.add(on_device, on_host, was_ahead=was_ahead)
+    finally:
+        gc.enable()
+    return timings
 
 
-def permutation(count: int, seed: int) -> torch.Tensor:
-    """Return all ids below `count` in random order, on the host."""
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+def _round(enqueue: Callable[[], object], ahead_seconds: float) -> tuple[float, float, bool]:
+    """Return seconds of the device and of the host, and whether the one waited for the other."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.stream(STREAM):
+        torch.cuda._sleep(int(ahead_seconds * FASTEST_HERTZ))
+        begin.record()
+        before = time.perf_counter()
+        enqueue()
+        on_host = time.perf_counter() - before
+        end.record()
+        was_ahead = not begin.query()
+    STREAM.synchronize()
+    return begin.elapsed_time(end) / 1e3, on_host, was_ahead

@@ -1,112 +1,120 @@
-"""Between two memories of one GPU: gather, scatter and re-layout, beside what torch has for them.
+"""Between two memories of one GPU: gather, scatter, re-layout and whole plans.
 
-The last columns are speeds against `copy_` of as many contiguous bytes, a plain device copy.
+Each is beside `copy_` of as many contiguous bytes, a plain device copy, and what torch has for it.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import torch
-from _events import STREAM, device_seconds, permutation, print_table
+from _copies import block_loop, in_turn, permutation
+from _events import STREAM, Timing, take_turns
+from _rows import Row
 
 from kvferry import AttentionGroup, EngineSpec, KVCache, ModelSpec, Route, copy
 
 TOTAL_BYTES = 1 << 30
 BLOCK_BYTES = tuple(size << 10 for size in (4, 16, 64, 256, 1024))
-# A copy for each block takes microseconds of the host's time, so that few of them say enough.
-LOOP_BLOCKS = 1024
 TYPE = torch.bfloat16
-# [planes, blocks, tokens, heads, dim]: heads of 256 bytes, blocks of 64 KiB.
+# Heads of 256 bytes, blocks of 64 KiB.
 TOKENS, HEADS, DIM = 16, 8, 128
+# Ids that differ from one round to the next, so that each has tables of its own to upload.
+ID_LISTS = 11
+# (layers, tokens of the request)
+REQUESTS = ((2, 64), (32, 4096), (80, 4096))
 
 
-def empty(*shape):
+def empty(*shape: int) -> torch.Tensor:
     return torch.empty(shape, dtype=TYPE, device="cuda").zero_()
 
 
-def row(name, seconds, num_bytes, loop_seconds):
-    plain = seconds["copy_"]
-    return [
-        name,
-        f"{num_bytes / plain / 1e9:,.0f}",
-        f"{num_bytes / seconds['kvferry'] / 1e9:,.0f}",
-        f"{plain / seconds['kvferry']:.2f}",
-        f"{plain / seconds['torch']:.2f}" if "torch" in seconds else "",
-        f"{plain / loop_seconds:.3f}" if loop_seconds else "",
-    ]
+def row(what: str, num_bytes: int, timings: dict[str, Timing], **more: object) -> Row:
+    speeds = {name: num_bytes / timing.seconds for name, timing in timings.items()}
+    enqueue = timings["kvferry"].enqueue_seconds
+    return Row(what=what, enqueue=enqueue, **{**speeds, **more})
 
 
-def blocks(kind, block_bytes):
+def blocks(kind: str, block_bytes: int) -> Row:
     """Measure blocks that lie in any order on one side, or on both."""
     count = TOTAL_BYTES // block_bytes
     source, target = (empty(count, block_bytes // TYPE.itemsize) for _ in range(2))
     straight = torch.arange(count)
-    from_ids = straight if kind == "scatter" else permutation(count, 1)
-    to_ids = straight if kind == "gather" else permutation(count, 2)
-    on_device = from_ids.cuda(), to_ids.cuda()
-    pairs = list(zip(from_ids.tolist(), to_ids.tolist(), strict=True))[:LOOP_BLOCKS]
-    ids, stream = (from_ids.numpy(), to_ids.numpy()), STREAM.cuda_stream
+    id_lists = [
+        (
+            straight if kind == "scatter" else permutation(count, 2 * seed),
+            straight if kind == "gather" else permutation(count, 2 * seed + 1),
+        )
+        for seed in range(ID_LISTS)
+    ]
+    from_ids, to_ids = (ids.cuda() for ids in id_lists[0])
+
+    def by_kvferry(ids):
+        arrays, stream = [i.numpy() for i in ids], STREAM.cuda_stream
+        return lambda: copy.copy_kv_blocks(
+            {"a": source}, {"a": target}, *arrays, "h2d", stream=stream
+        )
 
     def by_index():
         if kind == "gather":
-            torch.index_select(source, 0, on_device[0], out=target)
+            torch.index_select(source, 0, from_ids, out=target)
         elif kind == "scatter":
-            target.index_copy_(0, on_device[1], source)
+            target.index_copy_(0, to_ids, source)
         else:
-            target.index_copy_(0, on_device[1], source.index_select(0, on_device[0]))
+            target.index_copy_(0, to_ids, source.index_select(0, from_ids))
 
-    def by_block():
-        for from_id, to_id in pairs:
-            target[to_id].copy_(source[from_id])
-
-    seconds = device_seconds(
+    loop, loop_bytes = block_loop(source, target, *id_lists[0])
+    timings = take_turns(
         {
-            "copy_": lambda: target.copy_(source),
-            "kvferry": lambda: copy.copy_kv_blocks(
-                {"a": source}, {"a": target}, *ids, "h2d", stream=stream
-            ),
+            "plain": lambda: target.copy_(source),
+            "kvferry": in_turn(map(by_kvferry, id_lists)),
             "torch": by_index,
         }
     )
-    loop = device_seconds({"loop": by_block}, rounds=3)["loop"] * count / len(pairs)
-    return row(f"{kind}, {block_bytes >> 10:,} KiB", seconds, TOTAL_BYTES, loop)
+    return row(
+        f"{kind}, blocks of {block_bytes >> 10:,} KiB",
+        TOTAL_BYTES,
+        timings,
+        loop=loop_bytes / take_turns({"loop": loop}, rounds=3)["loop"].seconds,
+        goal="device" if block_bytes == 64 << 10 else "",
+    )
 
 
-def relayout(source_layout, target_layout):
-    """Measure blocks of 64 KiB that change the order of tokens and heads."""
+def relayout(source_layout: str, target_layout: str) -> Row:
+    """Measure blocks that change the order of tokens and heads."""
     count = TOTAL_BYTES // (2 * TOKENS * HEADS * DIM * TYPE.itemsize)
     sizes = {"K": 2, "B": count, "N": TOKENS, "H": HEADS, "D": DIM}
     source, target = (
         empty(*(sizes[axis] for axis in layout)) for layout in (source_layout, target_layout)
     )
-    ids = permutation(count, 1), permutation(count, 2)
-    on_device = [i.cuda() for i in ids]
+    id_lists = [
+        [permutation(count, 2 * seed + side) for side in (0, 1)] for seed in range(ID_LISTS)
+    ]
+    from_ids, to_ids = (ids.cuda() for ids in id_lists[0])
     order = [source_layout.index(axis) for axis in target_layout]
     source_axis, target_axis = source_layout.index("B"), target_layout.index("B")
+    layouts = {"source_layout": source_layout, "target_layout": target_layout}
+
+    def by_kvferry(ids):
+        arrays, stream = [i.numpy() for i in ids], STREAM.cuda_stream
+        return lambda: copy.copy_blocks(source, target, *arrays, **layouts, stream=stream)
 
     def permuted():
-        picked = source.index_select(source_axis, on_device[0]).permute(order)
-        target.index_copy_(target_axis, on_device[1], picked)
+        picked = source.index_select(source_axis, from_ids).permute(order)
+        target.index_copy_(target_axis, to_ids, picked)
 
-    layouts = {"source_layout": source_layout, "target_layout": target_layout}
-    arrays = [i.numpy() for i in ids]
     flat = source.view(-1), target.view(-1)
-    seconds = device_seconds(
+    timings = take_turns(
         {
-            "copy_": lambda: flat[1].copy_(flat[0]),
-            "kvferry": lambda: copy.copy_blocks(
-                source, target, *arrays, **layouts, stream=STREAM.cuda_stream
-            ),
+            "plain": lambda: flat[1].copy_(flat[0]),
+            "kvferry": in_turn(map(by_kvferry, id_lists)),
             "torch": permuted,
         }
     )
-    return row(f"{source_layout} to {target_layout}", seconds, TOTAL_BYTES, None)
+    what = f"{source_layout} to {target_layout}, heads of {DIM * TYPE.itemsize} bytes"
+    return row(what, TOTAL_BYTES, timings, goal="relayout")
 
 
-def engines(layers, tokens):
-    """Return a plan between two engines, its caches, its bytes and the caches' tensors."""
+def requests(layers: int, tokens: int) -> list[Row]:
+    """Measure whole plans, from 16 to 64 tokens a block: new ones, and the same again."""
     model = ModelSpec((AttentionGroup(range(layers), num_kv_heads=HEADS, head_dim=DIM),))
     ends = EngineSpec("source", model, 16, "KBNHD"), EngineSpec("target", model, 64, "KBHND")
     counts = tokens // 16, tokens // 64
@@ -115,60 +123,28 @@ def engines(layers, tokens):
         for engine, count in zip(ends, counts, strict=True)
     ]
     caches = [KVCache(engine, 0, own) for engine, own in zip(ends, tensors, strict=True)]
-    route = Route(*ends)
+    route, stream, rounds = Route(*ends), STREAM.cuda_stream, 29
 
-    def plan(seed):
-        ids = [[permutation(count, seed + side).tolist()] for side, count in enumerate(counts)]
-        return route.plan(0, *ids, tokens=(0, tokens))
+    def call(seed):
+        ids = [[permutation(count, 2 * seed + side).tolist()] for side, count in enumerate(counts)]
+        plan = route.plan(0, *ids, tokens=(0, tokens))
+        return lambda: plan.copy(*caches, stream=stream)
 
-    return plan, caches
-
-
-def whole_plan():
-    plan, caches = engines(layers=32, tokens=8192)
-    request = plan(1)
-    one, two = (torch.empty(request.num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2))
-    seconds = device_seconds(
-        {
-            "copy_": lambda: two.copy_(one),
-            "kvferry": lambda: request.copy(*caches, stream=STREAM.cuda_stream),
-        }
-    )
-    return row("plan, 16 to 64 tokens a block", seconds, request.num_bytes, None)
+    num_bytes = sum(tensor.nbytes for tensor in tensors[1])
+    one, two = (torch.zeros(num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2))
+    what = f"plan of {layers} layers, {tokens:,} tokens"
+    rows = []
+    for which, calls in (("", map(call, range(rounds + 2))), (", the same again", [call(99)])):
+        contestants = {"plain": lambda: two.copy_(one), "kvferry": in_turn(calls)}
+        timings = take_turns(contestants, rounds=rounds)
+        rows.append(row(what + which, num_bytes, timings, goal="" if which else "overhead"))
+    return rows
 
 
-def microseconds_of_the_host(calls):
-    """Return the median time that a call needs to enqueue its work."""
-    taken = []
-    for call in calls:
-        STREAM.synchronize()
-        begin = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begin)
-    STREAM.synchronize()
-    return statistics.median(taken) * 1e6
-
-
-def overhead(layers, tokens):
-    plan, caches = engines(layers, tokens)
-    again, stream = plan(1), STREAM.cuda_stream
-    again.copy(*caches, stream=stream)
-    others = [plan(seed) for seed in range(10, 50)]
-    repeated = microseconds_of_the_host([lambda: again.copy(*caches, stream=stream)] * 100)
-    new = microseconds_of_the_host(
-        [lambda plan=plan: plan.copy(*caches, stream=stream) for plan in others]
-    )
-    return [f"{layers} layers, {tokens:,} tokens", f"{new:.1f}", f"{repeated:.1f}"]
-
-
-def main():
-    header = ["on the device, 1 GiB", "copy_ GB/s", "kvferry GB/s", "of copy_", "torch", "loop"]
-    rows = [blocks(kind, size) for kind in ("gather", "scatter", "both") for size in BLOCK_BYTES]
-    rows += [relayout("KBNHD", "KBHND"), relayout("BNHKD", "KBHND"), whole_plan()]
-    print_table(header, rows)
-    header = ["µs of the host to enqueue a plan", "new blocks", "the same again"]
-    print_table(header, [overhead(1, 64), overhead(32, 4096), overhead(80, 4096)])
-
-
-if __name__ == "__main__":
-    main()
+def rows() -> list[Row]:
+    return [
+        *(blocks(kind, size) for kind in ("gather", "scatter", "both") for size in BLOCK_BYTES),
+        relayout("KBNHD", "KBHND"),
+        relayout("BNHKD", "KBHND"),
+        *(row for layers, tokens in REQUESTS for row in requests(layers, tokens)),
+    ]

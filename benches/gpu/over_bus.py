@@ -1,89 +1,73 @@
-"""Between pinned host memory and a GPU, by fragment size: kernels against the copy engine.
-
-Which of them copies is decided by variables that are read once, so each way has a process of its
-own. The last lines are the values that this machine asks for.
-"""
+"""Between pinned host memory and a GPU: large blocks, and fragments of any size by either way."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import torch
+from _copies import block_loop, in_turn, permutation
+from _events import STREAM, take_turns
+from _rows import Row
+
+from kvferry import copy, cuda
 
 TOTAL_BYTES = 256 << 20
-MAX_FRAGMENTS = 1 << 16
-FRAGMENT_BYTES = tuple(1 << power for power in range(8, 23))
-NEVER, ALWAYS = str(1 << 62), "0"
-SIZES = ("KVFERRY_CUDA_UPLOAD_BYTES", "KVFERRY_CUDA_DOWNLOAD_BYTES")
-FEW = "KVFERRY_CUDA_MIN_KERNEL_PIECES"
-WAYS = {"kernel": {**dict.fromkeys(SIZES, NEVER), FEW: "0"}, "engine": dict.fromkeys(SIZES, ALWAYS)}
+LARGE_BYTES = 1 << 20
 
 
-def measure():
-    """Print GB/s by direction and fragment size, and of plain copies, as JSON."""
-    import torch
-    from _events import STREAM, device_seconds, permutation
-
-    from kvferry import copy
-
-    host = torch.zeros(TOTAL_BYTES, dtype=torch.uint8).pin_memory()
-    device = torch.zeros(TOTAL_BYTES, dtype=torch.uint8, device="cuda")
-    result = {}
-    for direction, source, target in (("h2d", host, device), ("d2h", device, host)):
-
-        def plain(source=source, target=target):
-            target.copy_(source, non_blocking=True)
-
-        speeds = {"plain": TOTAL_BYTES / device_seconds({"it": plain}, rounds=5)["it"] / 1e9}
-        for size in FRAGMENT_BYTES:
-            count = min(TOTAL_BYTES // size, MAX_FRAGMENTS)
-            ends = [{"a": end[: count * size].view(count, size)} for end in (source, target)]
-            ids = [permutation(count, seed).numpy() for seed in (1, 2)]
-
-            def run(ends=ends, ids=ids, direction=direction):
-                copy.copy_kv_blocks(*ends, *ids, direction, stream=STREAM.cuda_stream)
-
-            speeds[str(size)] = count * size / device_seconds({"it": run}, rounds=3)["it"] / 1e9
-        result[direction] = speeds
-    print(json.dumps(result))
+def size(num_bytes: int) -> str:
+    return f"{num_bytes} bytes" if num_bytes < 1 << 10 else f"{num_bytes >> 10:,} KiB"
 
 
-def crossover(kernel, engine):
-    """Return the smallest size from which on the engine is at least as fast."""
-    first = None
-    for size in FRAGMENT_BYTES:
-        if engine[str(size)] < kernel[str(size)]:
-            first = None
-        elif first is None:
-            first = size
-    return first
+def large_blocks(direction: str) -> Row:
+    """Measure blocks that the copy engine takes, in any order on both sides."""
+    count = TOTAL_BYTES // LARGE_BYTES
+    host = torch.zeros((count, LARGE_BYTES), dtype=torch.uint8).pin_memory()
+    device = torch.zeros_like(host, device="cuda")
+    source, target = (host, device) if direction == "upload" else (device, host)
+
+    def by_kvferry(seed):
+        ids = [permutation(count, 2 * seed + side).numpy() for side in (0, 1)]
+        stream = STREAM.cuda_stream
+        return lambda: copy.copy_kv_blocks({"a": source}, {"a": target}, *ids, "h2d", stream=stream)
+
+    loop, loop_bytes = block_loop(source, target, permutation(count, 1), permutation(count, 2))
+    timings = take_turns(
+        {
+            "plain": lambda: target.copy_(source, non_blocking=True),
+            "kvferry": in_turn(map(by_kvferry, range(7))),
+            "loop": loop,
+        },
+        rounds=5,
+    )
+    return Row(
+        f"{direction}, blocks of {size(LARGE_BYTES)}",
+        plain=TOTAL_BYTES / timings["plain"].seconds,
+        kvferry=TOTAL_BYTES / timings["kvferry"].seconds,
+        loop=loop_bytes / timings["loop"].seconds,
+        enqueue=timings["kvferry"].enqueue_seconds,
+        goal="bus",
+    )
 
 
-def main():
-    from _events import print_table
-
-    speeds = {}
-    for way, variables in WAYS.items():
-        output = subprocess.run(
-            [sys.executable, __file__, "measure"],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            check=True,
-        ).stdout
-        speeds[way] = json.loads(output)
-    names = [(direction, way) for direction in ("h2d", "d2h") for way in WAYS]
-    rows = [
-        [f"{size:,} B" if size < 1024 else f"{size >> 10:,} KiB"]
-        + [f"{speeds[way][direction][str(size)]:.1f}" for direction, way in names]
-        for size in FRAGMENT_BYTES
+def fragment_rows(direction: str, speeds: cuda.BusSpeeds, engine_from_bytes: int) -> list[Row]:
+    """Return a row for each size; kvferry goes the way that the suggested threshold says."""
+    return [
+        Row(
+            f"{direction}, fragments of {size(fragments.num_bytes)}",
+            plain=speeds.plain,
+            kvferry=(
+                fragments.engine if fragments.num_bytes >= engine_from_bytes else fragments.kernel
+            ),
+            kernel=fragments.kernel,
+            engine=fragments.engine,
+        )
+        for fragments in speeds.fragments
     ]
-    rows.append(["plain copy"] + [f"{speeds[w][d]['plain']:.1f}" for d, w in names])
-    print_table(["GB/s by fragment"] + [f"{d} {w}" for d, w in names], rows)
-    for variable, direction in zip(SIZES, ("h2d", "d2h"), strict=True):
-        size = crossover(*(speeds[way][direction] for way in WAYS))
-        print(f"{variable}={NEVER if size is None else size}")
 
 
-if __name__ == "__main__":
-    measure() if sys.argv[1:] == ["measure"] else main()
+def rows(measured: cuda.Calibration) -> list[Row]:
+    return [
+        large_blocks("upload"),
+        large_blocks("download"),
+        *fragment_rows("upload", measured.upload, measured.upload_bytes),
+        *fragment_rows("download", measured.download, measured.download_bytes),
+    ]

@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Checks kvferry on the GPU of this machine, then prints what it is worth there; under six minutes on
-# an H200 where nothing has to be built.
+# Checks kvferry on the GPU of this machine, then prints one table of what it is worth there; under six
+# minutes on an H200 where nothing has to be built. Fails if a test has, or if nothing was measured.
 #
 #     benches/gpu/run.sh [FOLDER]
 #
 # FOLDER holds wheels: kvferry's, and those of whatever PYTHON (python3) lacks; nothing is downloaded
 # then. Without it a wheel is built here, and what the tests need is installed, beside PYTHON's own.
 set -euo pipefail
+folder=${1:+$(realpath "$1")}
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 python=${PYTHON:-python3}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-if [ $# -gt 0 ]; then
-    "$python" -m pip install --quiet --no-index --no-deps --target "$work/site" "$1"/*.whl
+if [ -n "$folder" ]; then
+    "$python" -m pip install --quiet --no-index --no-deps --target "$work/site" "$folder"/*.whl
 else
     "$python" -m pip wheel --quiet --no-deps --wheel-dir "$work/wheel" .
     wheel=$(echo "$work"/wheel/kvferry-*.whl)
@@ -35,8 +36,10 @@ import torch
 print(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda} of torch {torch.__version__}")
 END
 
-# Warnings of other versions than the project's own environment has are no failures here.
+# A test that fails is no reason to measure nothing. Warnings of other versions than the project's own
+# environment has are no failures here.
+failed=0
 KVFERRY_EXAMPLES="${KVFERRY_EXAMPLES:-1000}" timeout 150 \
-    "$python" -m pytest -q -p no:cacheprovider -o filterwarnings= tests/gpu
-timeout 100 "$python" benches/gpu/on_device.py
-timeout 100 "$python" benches/gpu/over_bus.py
+    "$python" -m pytest -q -p no:cacheprovider -o filterwarnings= tests/gpu || failed=$?
+timeout 120 "$python" benches/gpu/table.py || failed=$?
+exit "$failed"
