@@ -87,7 +87,7 @@ def take_turns(
 
 
 def _round(enqueue: Callable[[], object], ahead_seconds: float) -> tuple[float, float, bool]:
-    """Return seconds of the device and of the host, and whether the one waited for the other."""
+    """Return seconds of the device and of the host; and whether the device slept meanwhile."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.stream(STREAM):
         torch.cuda._sleep(int(ahead_seconds * FASTEST_HERTZ))
