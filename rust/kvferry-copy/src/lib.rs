@@ -6,6 +6,7 @@
 //! This crate holds the only `unsafe` code that touches host memory. Everything that it relies on about
 //! sizes is checked here again, for all loops, before the first byte moves.
 
+pub mod fork;
 mod kernel;
 mod machine;
 mod pool;

@@ -1,12 +1,12 @@
 //! The pool: the few threads that share large copies with the caller's.
 
-#[cfg(unix)]
-use std::ffi::c_int;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 use std::{ptr, thread};
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
+
+use crate::fork;
 
 /// Bytes that each thread must have to copy: handing work to another takes some 10 µs, in which a core
 /// copies 200 KiB, and below that all of it is in cache.
@@ -64,7 +64,7 @@ fn pool() -> Option<&'static ThreadPool> {
         let available = thread::available_parallelism().map_or(1, usize::from);
         let builder = ThreadPoolBuilder::new().thread_name(|index| format!("kvferry-{index}"));
         let made = builder.num_threads(available.min(others)).build().ok()?;
-        if !forget_in_children() {
+        if !fork::tell_children(forget) {
             return None;
         }
         pool = Box::into_raw(Box::new(made));
@@ -79,26 +79,9 @@ fn pool() -> Option<&'static ThreadPool> {
     unsafe { pool.as_ref() }
 }
 
-/// Sees to it that a forked child makes a pool of its own, as no thread comes along, and leaves its parent's
-/// where it is. Process ids would not do: a child in a new namespace may have that of its parent.
-#[cfg(unix)]
-fn forget_in_children() -> bool {
-    type Handler = Option<extern "C" fn()>;
-    unsafe extern "C" {
-        /// Has functions called before each fork, and after it in the parent and in the child.
-        fn pthread_atfork(prepare: Handler, parent: Handler, child: Handler) -> c_int;
-    }
-    extern "C" fn forget() {
-        POOL.store(ptr::null_mut(), Ordering::Release);
-    }
-    // SAFETY: `forget` lives as long as this library, and does what may be done in a forked child.
-    unsafe { pthread_atfork(None, None, Some(forget)) == 0 }
-}
-
-/// Here no process is forked.
-#[cfg(not(unix))]
-fn forget_in_children() -> bool {
-    true
+/// A forked child makes a pool of its own, as no thread comes along, and leaves its parent's where it is.
+extern "C" fn forget() {
+    POOL.store(ptr::null_mut(), Ordering::Release);
 }
 
 #[cfg(test)]
