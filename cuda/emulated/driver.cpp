@@ -3,6 +3,8 @@
 // Streams are queues that run when somebody waits for them, and not before: whatever is given back,
 // overwritten or launched too early gives a wrong result every time. Kernels are the emulated ones, and
 // touch only what their device could. Devices 0 and 1 can access each other's memory, device 2 is alone.
+// What a real driver does only once the device has come to it waits here, too: giving memory back, and
+// copying from host to host.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -73,6 +75,7 @@ struct Stream {
     std::deque<Operation> queue = {};
     Graph* capture = nullptr;
     bool is_global = false;
+    uint64_t id = 0;
 };
 
 // A device's primary context, with its default stream.
@@ -81,11 +84,12 @@ struct Context {
     Stream default_stream;
 };
 
-// Memory of a device, or of the host (-1), which devices see at another address.
+// Memory of a device, or of the host (-1), which devices see at another address or at the same.
 struct Memory {
     uint64_t num_bytes;
     int device;
     uint64_t seen_at;
+    bool is_pooled = false;  // its device gives no other access
 };
 
 struct Function {
@@ -100,6 +104,12 @@ std::map<uint64_t, Memory> memories;
 Result failure = SUCCESS;  // sticky, as a device's is
 int global_captures = 0;  // begun by any thread
 uint64_t num_launches = 0;
+std::vector<Stream*> streams = {&contexts[0].default_stream, &contexts[1].default_stream, &contexts[2].default_stream};
+uint64_t num_events = 0;
+uint64_t num_questions = 0;
+uint64_t calls_before_fault = 0;  // until the one that fails, of those that can; 0: none does
+int version = 13000;
+int capability = 9;
 
 thread_local std::vector<Context*> current;
 thread_local int own_captures = 0;  // begun by this thread
@@ -115,6 +125,11 @@ const Memory* find(uint64_t address, uint64_t num_bytes, uint64_t* begin = nullp
     return &memory;
 }
 
+bool can_see(const Memory& memory, uint64_t begin, int device) {
+    if (memory.device < 0) return memory.seen_at == 0 || memory.seen_at == begin;
+    return memory.device == device || (can_access[device][memory.device] && !memory.is_pooled);
+}
+
 // Whether the device whose kernel runs can access so many bytes.
 bool is_accessible(uint64_t address, uint64_t num_bytes) {
     static thread_local uint64_t known_begin = 1, known_end = 0;
@@ -123,8 +138,7 @@ bool is_accessible(uint64_t address, uint64_t num_bytes) {
     uint64_t begin = 0;
     const Memory* memory = find(address, num_bytes, &begin);
     // The host's memory is seen by devices only where it is mapped for them.
-    const bool is_fine =
-        memory && (memory->device < 0 ? memory->seen_at == 0 : can_access[kernel_device][memory->device]);
+    const bool is_fine = memory && can_see(*memory, begin, kernel_device);
     if (is_fine) {
         known_begin = begin, known_end = begin + memory->num_bytes, known_launch = num_launches;
     }
@@ -142,6 +156,16 @@ void run(Stream* stream, const Event* until = nullptr, uint64_t due = 0) {
         if (operation.run) operation.run();
     }
 }
+
+// As calls do that the whole device is waited for.
+void run_all() {
+    for (Stream* stream : streams) {
+        if (!stream->capture) run(stream);
+    }
+}
+
+// Whether this is the call that has to fail.
+bool fails() { return calls_before_fault > 0 && --calls_before_fault == 0; }
 
 Stream* resolve(void* handle) {
     const auto number = reinterpret_cast<uintptr_t>(handle);
@@ -177,6 +201,27 @@ Result allocate(uint64_t* address, uint64_t num_bytes) {
     if (!*address) return OUT_OF_MEMORY;
     memories[*address] = {num_bytes, current.back()->device, 0};
     return SUCCESS;
+}
+
+// What is known of an address; false where nothing is.
+bool tell(void* answer, int attribute, uint64_t address) {
+    uint64_t begin = 0;
+    const Memory* memory = find(address, 1, &begin);
+    if (!memory) return false;
+    const bool is_host = memory->device < 0;
+    switch (attribute) {
+        case 2: *static_cast<uint32_t*>(answer) = is_host ? 1 : 2; return true;
+        case 3: *static_cast<uint64_t*>(answer) = address - begin + (is_host ? memory->seen_at : begin); return true;
+        case 8: *static_cast<bool*>(answer) = false; return true;
+        case 9: *static_cast<int*>(answer) = is_host ? 0 : memory->device; return true;
+        case 10: *static_cast<int*>(answer) = !is_host && !memory->is_pooled; return true;
+        case 11: *static_cast<uint64_t*>(answer) = begin; return true;
+        case 12: *static_cast<size_t*>(answer) = memory->num_bytes; return true;
+        case 16:
+            *static_cast<uint32_t*>(answer) = can_see(*memory, begin, current.back()->device) ? 3 : 0;
+            return true;
+        default: return false;
+    }
 }
 
 void release(uint64_t address) {
@@ -220,12 +265,17 @@ DRIVER(cuGetErrorName)(Result result, const char** name) {
     return SUCCESS;
 }
 DRIVER(cuInit)(uint32_t) { return SUCCESS; }
-DRIVER(cuDriverGetVersion)(int* version) { *version = 13000; return SUCCESS; }
+DRIVER(cuDriverGetVersion)(int* answer) { *answer = version; return SUCCESS; }
 DRIVER(cuDeviceGetCount)(int* count) { *count = DEVICES; return SUCCESS; }
 DRIVER(cuDeviceGet)(int* device, int ordinal) { *device = ordinal; return SUCCESS; }
 DRIVER(cuDeviceGetAttribute)(int* value, int attribute, int) {
-    *value = attribute == 16 ? MULTIPROCESSORS : attribute == 97 ? MOST_SHARED_BYTES : -1;
-    return *value < 0 ? INVALID_VALUE : SUCCESS;
+    switch (attribute) {
+        case 16: *value = MULTIPROCESSORS; return SUCCESS;
+        case 75: *value = capability; return SUCCESS;
+        case 76: *value = 0; return SUCCESS;
+        case 97: *value = MOST_SHARED_BYTES; return SUCCESS;
+        default: return INVALID_VALUE;
+    }
 }
 DRIVER(cuDevicePrimaryCtxRetain)(Context** context, int device) { *context = &contexts[device]; return SUCCESS; }
 DRIVER(cuCtxPushCurrent_v2)(Context* context) { current.push_back(context); return SUCCESS; }
@@ -276,6 +326,7 @@ DRIVER(cuLaunchKernel)(Function* function, uint32_t blocks, uint32_t y, uint32_t
                        uint32_t shared_bytes, void* stream, void** parameters, void**) {
     LOCKED;
     if (current.empty()) return INVALID_CONTEXT;
+    if (fails()) return OUT_OF_MEMORY;
     if (blocks == 0 || y != 1 || z != 1 || shared_bytes > static_cast<uint32_t>(function->most_shared_bytes)) {
         return INVALID_VALUE;
     }
@@ -290,7 +341,25 @@ DRIVER(cuLaunchKernel)(Function* function, uint32_t blocks, uint32_t y, uint32_t
 
 DRIVER(cuStreamCreate)(Stream** stream, uint32_t) {
     if (current.empty()) return INVALID_CONTEXT;
+    LOCKED;
     *stream = new Stream{current.back()->device};
+    (*stream)->id = streams.size();
+    streams.push_back(*stream);
+    return SUCCESS;
+}
+DRIVER(cuStreamDestroy_v2)(Stream* stream) {
+    LOCKED;
+    run(stream);
+    for (Stream*& known : streams) {
+        if (known == stream) known = &contexts[stream->device].default_stream;
+    }
+    delete stream;
+    return SUCCESS;
+}
+DRIVER(cuStreamGetId)(void* stream, unsigned long long* id) {
+    LOCKED;
+    Stream* known = resolve(stream);
+    *id = known->id > 0 ? known->id : known->device;
     return SUCCESS;
 }
 DRIVER(cuStreamGetCtx)(void* stream, Context** context) {
@@ -306,11 +375,19 @@ DRIVER(cuStreamSynchronize)(void* stream) {
 DRIVER(cuStreamWaitEvent)(void* stream, Event* event, uint32_t) {
     LOCKED;
     if (resolve(stream)->capture) return STREAM_CAPTURE_ISOLATION;
+    if (fails()) return OUT_OF_MEMORY;
     return enqueue(stream, {nullptr, event, event->due});
 }
-DRIVER(cuEventCreate)(Event** event, uint32_t) { *event = new Event; return SUCCESS; }
+DRIVER(cuEventCreate)(Event** event, uint32_t) {
+    LOCKED;
+    if (fails()) return OUT_OF_MEMORY;
+    ++num_events;
+    *event = new Event;
+    return SUCCESS;
+}
 DRIVER(cuEventRecord)(Event* event, void* stream) {
     LOCKED;
+    if (fails()) return OUT_OF_MEMORY;
     event->recorded_on = resolve(stream);
     const uint64_t due = ++event->due;
     return enqueue(stream, {[=] { event->past = due; }});
@@ -353,16 +430,19 @@ DRIVER(cuGraphLaunch)(Graph* graph, Stream* stream) {
 DRIVER(cuMemAlloc_v2)(uint64_t* address, size_t num_bytes) {
     LOCKED;
     if (const Result refused = refuse_while_capturing()) return refused;
+    if (fails()) return OUT_OF_MEMORY;
     return allocate(address, num_bytes);
 }
 DRIVER(cuMemFree_v2)(uint64_t address) {
     LOCKED;
+    run_all();
     release(address);
     return SUCCESS;
 }
 DRIVER(cuMemHostAlloc)(void** memory, size_t num_bytes, uint32_t) {
     LOCKED;
     if (const Result refused = refuse_while_capturing()) return refused;
+    if (fails()) return OUT_OF_MEMORY;
     const uint64_t pages = in_pages(num_bytes);
     const int file = memfd_create("pinned", 0);
     if (file < 0 || ftruncate(file, static_cast<off_t>(pages)) != 0) return OUT_OF_MEMORY;
@@ -373,33 +453,52 @@ DRIVER(cuMemHostAlloc)(void** memory, size_t num_bytes, uint32_t) {
     *memory = reinterpret_cast<void*>(on_host);
     return SUCCESS;
 }
+DRIVER(cuMemHostRegister_v2)(void* memory, size_t num_bytes, uint32_t) {
+    LOCKED;
+    const auto address = reinterpret_cast<uint64_t>(memory);
+    memories[address] = {num_bytes, -1, address};
+    return SUCCESS;
+}
 DRIVER(cuMemFreeHost)(void* memory) {
     LOCKED;
+    run_all();
     const auto address = reinterpret_cast<uint64_t>(memory);
     release(memories[address].seen_at);
     release(address);
     return SUCCESS;
 }
-DRIVER(cuMemAllocAsync)(uint64_t* address, size_t num_bytes, void*) { LOCKED; return allocate(address, num_bytes); }
+DRIVER(cuMemAllocAsync)(uint64_t* address, size_t num_bytes, void*) {
+    LOCKED;
+    if (fails()) return OUT_OF_MEMORY;
+    const Result result = allocate(address, num_bytes);
+    if (result == SUCCESS) memories[*address].is_pooled = true;
+    return result;
+}
 DRIVER(cuMemFreeAsync)(uint64_t address, void* stream) {
     LOCKED;
     return enqueue(stream, {[=] { release(address); }});
 }
 DRIVER(cuPointerGetAttribute)(void* answer, int attribute, uint64_t address) {
     LOCKED;
-    uint64_t begin = 0;
-    const Memory* memory = find(address, 1, &begin);
-    if (!memory) return INVALID_VALUE;
-    switch (attribute) {
-        case 2: *static_cast<uint32_t*>(answer) = memory->device < 0 ? 1 : 2; return SUCCESS;
-        case 3: *static_cast<uint64_t*>(answer) = address - begin + (memory->device < 0 ? memory->seen_at : begin); return SUCCESS;
-        case 9: *static_cast<int*>(answer) = memory->device; return SUCCESS;
-        default: return INVALID_VALUE;
+    return tell(answer, attribute, address) ? SUCCESS : INVALID_VALUE;
+}
+DRIVER(cuPointerGetAttributes)(uint32_t count, int* attributes, void** answers, uint64_t address) {
+    LOCKED;
+    if (fails()) return OUT_OF_MEMORY;
+    ++num_questions;
+    for (uint32_t index = 0; index < count; ++index) {
+        tell(answers[index], attributes[index], address);
     }
+    return SUCCESS;
 }
 DRIVER(cuMemcpyAsync)(uint64_t target, uint64_t source, size_t num_bytes, void* stream) {
     LOCKED;
-    return enqueue(stream, {[=] { copy(target, source, num_bytes); }});
+    if (fails()) return OUT_OF_MEMORY;
+    const Memory *from = find(source, 1), *to = find(target, 1);
+    const bool is_on_host = from && to && from->device < 0 && to->device < 0;
+    const Result result = enqueue(stream, {[=] { copy(target, source, num_bytes); }});
+    if (is_on_host && !resolve(stream)->capture) run(resolve(stream));
+    return result;
 }
 DRIVER(cuMemcpyHtoDAsync_v2)(uint64_t target, const void* source, size_t num_bytes, void* stream) {
     return cuMemcpyAsync(target, reinterpret_cast<uint64_t>(source), num_bytes, stream);
@@ -414,6 +513,7 @@ Result copy_batch(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t co
     const bool is_default = reinterpret_cast<uintptr_t>(stream) <= 2;
     if (is_default || num_attributes != 1 || first[0] != 0 || attributes[0] != 1) return INVALID_VALUE;
     if (resolve(stream)->capture) return STREAM_CAPTURE_UNSUPPORTED;
+    if (fails()) return INVALID_VALUE;
     for (size_t piece = 0; piece < count; ++piece) {
         const Result result = cuMemcpyAsync(targets[piece], sources[piece], sizes[piece], stream);
         if (result) return result;
@@ -427,4 +527,28 @@ DRIVER(cuGetProcAddress_v2)(const char* name, void** function, int version, uint
     const bool is_known = std::strcmp(name, "cuMemcpyBatchAsync") == 0 && version == 13000;
     *function = is_known ? reinterpret_cast<void*>(&copy_batch) : nullptr;
     return is_known ? SUCCESS : NOT_FOUND;
+}
+
+// What tests ask of it, and of no other driver.
+#define TESTS(Result, name) extern "C" __attribute__((visibility("default"))) Result name
+
+// Has the call fail that comes so many calls later, of those that can fail; 0: none.
+TESTS(void, kvferry_emulated_fail)(uint64_t calls) { calls_before_fault = calls; }
+// Whether the call that had to fail has.
+TESTS(bool, kvferry_emulated_has_failed)() { return calls_before_fault == 0; }
+// Events that were ever made.
+TESTS(uint64_t, kvferry_emulated_events)() { return num_events; }
+// Questions about memory that were ever asked.
+TESTS(uint64_t, kvferry_emulated_questions)() { return num_questions; }
+// Bytes of all memory that is allocated now.
+TESTS(uint64_t, kvferry_emulated_bytes)() {
+    LOCKED;
+    uint64_t bytes = 0;
+    for (const auto& [begin, memory] : memories) bytes += memory.num_bytes;
+    return bytes;
+}
+// Has it be another driver, of devices of another age, before it is started.
+TESTS(void, kvferry_emulated_pretend)(int driver_version, int major_capability) {
+    version = driver_version;
+    capability = major_capability;
 }

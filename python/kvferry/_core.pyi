@@ -23,6 +23,7 @@ __all__ = [
     "TensorSlot",
     "__version__",
     "block_size_ratio",
+    "calibrate_cuda",
     "canonical_layout",
     "check_group",
     "check_local",
@@ -105,6 +106,10 @@ def kv_postprocess_blksize_and_layout_on_receive(
     stream: int | None = None,
     threads: int | None = None,
 ) -> None: ...
+
+_BusSpeeds: TypeAlias = tuple[float, list[tuple[int, float, float]]]
+
+def calibrate_cuda(device: int, total_bytes: int) -> tuple[_BusSpeeds, _BusSpeeds, list[int]]: ...
 def cuda_unavailable_reason() -> str | None: ...
 def kernels() -> tuple[str, ...]: ...
 def get_num_threads() -> int: ...

@@ -1,16 +1,17 @@
-//! Which way a loop goes: by a kernel, or by the device's copy engine.
+//! Which way loops go: by a kernel, or by the device's copy engine.
 //!
 //! Between device buffers, kernels are as fast as the memory, whatever the pieces. Over the bus to the
 //! host, the copy engine is faster for large pieces and takes time for each; a kernel moves many small
 //! pieces at once, where it can address the host's memory. A page's size does not matter, only what is
-//! contiguous on both sides.
+//! contiguous on both sides, and how many such pieces a call has in all.
 
+use std::cmp::Reverse;
 use std::env;
 use std::sync::OnceLock;
 
 use kvferry_core::{Error, Result};
 
-/// Bound on the pieces that one call hands to the copy engine: some 24 MiB of addresses.
+/// Pieces of one call that the copy engine takes where a kernel could as well: they take it about a second.
 pub const MAX_ENGINE_COPIES: u64 = 1 << 20;
 
 /// Where bytes go, as the device sees it.
@@ -35,7 +36,7 @@ pub enum Way {
     Engine,
 }
 
-/// Pieces of one size, in one direction.
+/// A loop as pieces of one size, in one direction.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces {
     /// Where they go.
@@ -44,8 +45,8 @@ pub struct Pieces {
     pub num_bytes: u64,
     /// How many.
     pub count: u64,
-    /// Whether a kernel can address both ends.
-    pub is_addressable: bool,
+    /// What can execute it, kernel and engine.
+    pub can: [bool; 2],
 }
 
 /// Where the copy engine takes over from kernels.
@@ -55,13 +56,18 @@ pub struct Thresholds {
     pub upload_bytes: u64,
     /// Pieces of so many bytes are downloaded by the engine.
     pub download_bytes: u64,
-    /// Fewer pieces than this are too few to keep a kernel busy, and go by the engine.
+    /// Where a call has fewer smaller pieces than this in one direction, they are too few to keep a kernel
+    /// busy, and go by the engine.
     pub min_kernel_pieces: u64,
 }
 
 impl Thresholds {
-    /// As measured where the field uses them; another bus may want others.
-    pub const DEFAULT: Self = Self { upload_bytes: 28 << 10, download_bytes: 0, min_kernel_pieces: 16 };
+    /// Uploads: what the field has measured. A piece then takes the engine about as long as 28 KiB are on the
+    /// bus, so that a download of 4 KiB ones would have a seventh of its speed, while a kernel's writes are
+    /// not waited for. Another bus may want others, which [`crate::calibrate`] finds.
+    pub const DEFAULT: Self = Self { upload_bytes: 28 << 10, download_bytes: 4 << 10, min_kernel_pieces: 16 };
+    /// A threshold that nothing reaches.
+    pub const NEVER: u64 = i64::MAX.cast_unsigned();
     /// The environment variables that override them.
     pub const VARIABLES: [&str; 3] =
         ["KVFERRY_CUDA_UPLOAD_BYTES", "KVFERRY_CUDA_DOWNLOAD_BYTES", "KVFERRY_CUDA_MIN_KERNEL_PIECES"];
@@ -70,6 +76,14 @@ impl Thresholds {
     pub fn current() -> Result<Self> {
         static CURRENT: OnceLock<Result<Thresholds>> = OnceLock::new();
         CURRENT.get_or_init(|| Self::DEFAULT.overridden(|name| env::var(name).ok())).clone()
+    }
+
+    /// Those with which one way is chosen wherever it can be.
+    pub fn only(way: Way) -> Self {
+        match way {
+            Way::Kernel => Self { upload_bytes: u64::MAX, download_bytes: u64::MAX, min_kernel_pieces: 0 },
+            Way::Engine => Self { upload_bytes: 0, download_bytes: 0, min_kernel_pieces: u64::MAX },
+        }
     }
 
     fn overridden(self, read: impl Fn(&str) -> Option<String>) -> Result<Self> {
@@ -88,17 +102,50 @@ impl Thresholds {
         })
     }
 
-    /// What executes such a copy.
-    pub fn choose(self, pieces: Pieces) -> Way {
-        let Pieces { direction, num_bytes, count, is_addressable } = pieces;
-        let is_large = match direction {
-            Direction::OnDevice => false,
-            Direction::OnHost => true,
-            Direction::Upload => num_bytes >= self.upload_bytes || count < self.min_kernel_pieces,
-            Direction::Download => num_bytes >= self.download_bytes || count < self.min_kernel_pieces,
+    /// What executes each loop of a call; `None` where nothing can.
+    pub fn choose(self, loops: &[Pieces]) -> Option<Vec<Way>> {
+        let is_small = |pieces: &Pieces| match pieces.direction {
+            Direction::Upload => pieces.num_bytes < self.upload_bytes,
+            Direction::Download => pieces.num_bytes < self.download_bytes,
+            // The engine would have the host wait for a copy from host to host.
+            Direction::OnDevice | Direction::OnHost => true,
         };
-        let is_countable = count <= MAX_ENGINE_COPIES;
-        if !is_addressable || (is_large && is_countable) { Way::Engine } else { Way::Kernel }
+        let small_pieces = |direction| {
+            let small = loops.iter().filter(|pieces| pieces.direction == direction && is_small(pieces));
+            small.map(|pieces| pieces.count).fold(0, u64::saturating_add)
+        };
+        let [uploads, downloads] = [Direction::Upload, Direction::Download].map(small_pieces);
+        let is_for_kernel = |pieces: &Pieces| {
+            is_small(pieces)
+                && match pieces.direction {
+                    Direction::Upload => uploads >= self.min_kernel_pieces,
+                    Direction::Download => downloads >= self.min_kernel_pieces,
+                    Direction::OnDevice | Direction::OnHost => true,
+                }
+        };
+        let way = |pieces: &Pieces| match pieces.can {
+            [true, true] => Some(if is_for_kernel(pieces) { Way::Kernel } else { Way::Engine }),
+            [true, false] => Some(Way::Kernel),
+            [false, true] => Some(Way::Engine),
+            [false, false] => None,
+        };
+        let mut ways = loops.iter().map(way).collect::<Option<Vec<Way>>>()?;
+        relieve_engine(loops, &mut ways);
+        Some(ways)
+    }
+}
+
+/// Leaves the smallest pieces to a kernel where there are more than [`MAX_ENGINE_COPIES`].
+fn relieve_engine(loops: &[Pieces], ways: &mut [Way]) {
+    let by_engine = |index: &usize| ways[*index] == Way::Engine;
+    let mut by_engine: Vec<usize> = (0..loops.len()).filter(by_engine).collect();
+    let mut count = by_engine.iter().fold(0, |sum: u64, index| sum.saturating_add(loops[*index].count));
+    by_engine.sort_by_key(|index| Reverse(loops[*index].num_bytes));
+    while let Some(smallest) = by_engine.pop().filter(|_| count > MAX_ENGINE_COPIES) {
+        if loops[smallest].can[0] {
+            ways[smallest] = Way::Kernel;
+            count -= loops[smallest].count.min(count);
+        }
     }
 }
 
@@ -106,25 +153,65 @@ impl Thresholds {
 mod tests {
     use super::*;
 
+    const BOTH: [bool; 2] = [true, true];
+
+    fn pieces(direction: Direction, num_bytes: u64, count: u64) -> Pieces {
+        Pieces { direction, num_bytes, count, can: BOTH }
+    }
+
+    fn ways(loops: &[Pieces]) -> Vec<Way> {
+        Thresholds::DEFAULT.choose(loops).unwrap()
+    }
+
     fn way(direction: Direction, num_bytes: u64, count: u64) -> Way {
-        Thresholds::DEFAULT.choose(Pieces { direction, num_bytes, count, is_addressable: true })
+        ways(&[pieces(direction, num_bytes, count)])[0]
     }
 
     #[test]
-    fn kernels_take_many_small_uploads_and_all_that_stays_on_the_device() {
+    fn kernels_take_many_small_pieces_and_all_that_stays_on_one_side() {
         assert_eq!(way(Direction::Upload, (28 << 10) - 1, 16), Way::Kernel);
         assert_eq!(way(Direction::Upload, 28 << 10, 16), Way::Engine);
         assert_eq!(way(Direction::Upload, 256, 15), Way::Engine);
-        assert_eq!(way(Direction::Download, 256, 1000), Way::Engine);
-        assert_eq!(way(Direction::Download, 256, MAX_ENGINE_COPIES + 1), Way::Kernel);
+        assert_eq!(way(Direction::Download, (4 << 10) - 1, 16), Way::Kernel);
+        assert_eq!(way(Direction::Download, 4 << 10, 16), Way::Engine);
+        assert_eq!(way(Direction::Download, 256, 15), Way::Engine);
         assert_eq!(way(Direction::OnDevice, 1 << 30, 1), Way::Kernel);
-        assert_eq!(way(Direction::OnHost, 1, 1000), Way::Engine);
+        assert_eq!(way(Direction::OnHost, 1 << 30, 1), Way::Kernel);
     }
 
     #[test]
-    fn what_a_kernel_cannot_address_goes_by_the_engine() {
-        let pieces = Pieces { direction: Direction::Upload, num_bytes: 1, count: 100, is_addressable: false };
-        assert_eq!(Thresholds::DEFAULT.choose(pieces), Way::Engine);
+    fn small_pieces_of_all_loops_count_together_in_each_direction() {
+        let loops = [
+            pieces(Direction::Upload, 256, 8),
+            pieces(Direction::Download, 256, 15),
+            pieces(Direction::Upload, 512, 8),
+            pieces(Direction::Upload, 1 << 20, 100),
+        ];
+        assert_eq!(ways(&loops), [Way::Kernel, Way::Engine, Way::Kernel, Way::Engine]);
+    }
+
+    #[test]
+    fn the_smallest_pieces_are_left_to_a_kernel_where_the_engine_has_too_many() {
+        let loops = [
+            pieces(Direction::Download, 64 << 10, MAX_ENGINE_COPIES / 2),
+            pieces(Direction::Download, 8 << 10, MAX_ENGINE_COPIES / 2),
+            pieces(Direction::Download, 16 << 10, 1),
+        ];
+        assert_eq!(ways(&loops[..2]), [Way::Engine, Way::Engine]);
+        assert_eq!(ways(&loops), [Way::Engine, Way::Kernel, Way::Engine]);
+        let only_by_engine = Pieces { can: [false, true], ..loops[1] };
+        assert_eq!(ways(&[loops[0], only_by_engine, loops[2]]), [Way::Engine, Way::Engine, Way::Kernel]);
+        assert_eq!(ways(&[loops[0], only_by_engine, only_by_engine])[0], Way::Kernel);
+        assert_eq!(way(Direction::Upload, 1 << 20, u64::MAX), Way::Kernel);
+    }
+
+    #[test]
+    fn what_only_one_can_execute_goes_that_way() {
+        let small = pieces(Direction::Upload, 1, 100);
+        let large = pieces(Direction::Upload, 1 << 20, 100);
+        assert_eq!(ways(&[Pieces { can: [false, true], ..small }]), [Way::Engine]);
+        assert_eq!(ways(&[Pieces { can: [true, false], ..large }]), [Way::Kernel]);
+        assert_eq!(Thresholds::DEFAULT.choose(&[small, Pieces { can: [false, false], ..large }]), None);
     }
 
     #[test]

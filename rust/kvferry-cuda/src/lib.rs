@@ -8,6 +8,7 @@
 //! This crate holds the `unsafe` code that hands memory to devices. Everything that it relies on about sizes
 //! is checked here again, for all loops, before anything is enqueued.
 
+pub mod calibrate;
 pub mod choose;
 mod driver;
 #[cfg(feature = "emulated")]
@@ -20,5 +21,6 @@ mod records;
 mod submit;
 
 pub use crate::driver::available;
+pub use crate::driver::memory::Memory;
 pub use crate::driver::stream::Stream;
-pub use crate::submit::{check_memory, copy, repair};
+pub use crate::submit::{Placed, copy, repair};

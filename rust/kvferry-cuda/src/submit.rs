@@ -1,7 +1,8 @@
 //! Submissions: what a call enqueues on its stream, after everything has been checked.
 
+use std::slice;
+
 use kvferry_core::copies::repair::Repair;
-use kvferry_core::memory::region::Region;
 use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::moves::schedule::CopyLoop;
 use kvferry_core::moves::strided::each_step;
@@ -9,9 +10,9 @@ use kvferry_core::{Error, Result};
 
 use crate::choose::{self, Direction, Thresholds, Way};
 use crate::driver::check_available;
-use crate::driver::device::{Device, USUAL_SHARED_BYTES};
+use crate::driver::device::{Current, Device, USUAL_SHARED_BYTES};
 use crate::driver::engine::Pieces;
-use crate::driver::memory::{self, Place};
+use crate::driver::memory::{Memory, Owner, Place, ordinal};
 use crate::driver::scratch::Scratch;
 use crate::driver::stream::{Stream, Uncaptured};
 use crate::job::{DEVICE_THREADS, Job};
@@ -23,6 +24,17 @@ use crate::records::{CopyLoops, CopyRuns, Record, Transpose, bytes};
 const ALIGNMENT: usize = 16;
 /// Shortest pieces in which a matrix is written without waste: a sector of the device's memory.
 const SECTOR_BYTES: u64 = 32;
+
+/// A schedule with the memory that it was bound to, and what the driver has said of that.
+#[derive(Clone, Copy, Debug)]
+pub struct Placed<'a> {
+    /// What is moved, and between which tensors.
+    pub bound: BoundSchedule<'a>,
+    /// Of the source tensors.
+    pub source: &'a Memory,
+    /// Of the target tensors.
+    pub target: &'a Memory,
+}
 
 /// Enqueues everything that the schedules move on `stream`, and returns. What ran on the stream before is
 /// seen, what is enqueued later sees the copy; nothing else waits. An error has enqueued nothing, but for one
@@ -43,38 +55,59 @@ const SECTOR_BYTES: u64 = 32;
 /// The stream must exist. Until it has passed what is enqueued, every region must be memory that is valid for
 /// reads, and the targets' for writes by this call alone; [`kvferry_core::moves::overlap::check`] must have
 /// accepted the schedules for one process.
-pub unsafe fn copy(bound: &[BoundSchedule<'_>], stream: Stream) -> Result<()> {
-    if bound.iter().all(|bound| bound.schedule.num_bytes() == 0) {
+pub unsafe fn copy(placed: &[Placed<'_>], stream: Stream) -> Result<()> {
+    // SAFETY: the caller guarantees all that is asked for.
+    unsafe { copy_by(placed, stream, Thresholds::current()?) }
+}
+
+/// As [`copy`], with thresholds that need not be the process's.
+///
+/// # Safety
+///
+/// As for [`copy`].
+pub(crate) unsafe fn copy_by(placed: &[Placed<'_>], stream: Stream, thresholds: Thresholds) -> Result<()> {
+    if placed.iter().all(|placed| placed.bound.schedule.num_bytes() == 0) {
         return Ok(());
     }
-    let thresholds = Thresholds::current()?;
-    bound.iter().for_each(reach::check_loops);
-    let used = |copy: &CopyLoop, bound: &BoundSchedule<'_>| {
-        [
-            memory::ordinal(&bound.target[copy.target_tensor]),
-            memory::ordinal(&bound.source[copy.source_tensor]),
-        ]
-    };
-    let ordinals =
-        bound.iter().flat_map(|bound| bound.schedule.loops.iter().flat_map(|copy| used(copy, bound)));
+    for placed in placed {
+        reach::check_loops(&placed.bound);
+    }
+    let ordinals = placed.iter().flat_map(|Placed { bound, .. }| {
+        let ends = |copy: &CopyLoop| [&bound.target[copy.target_tensor], &bound.source[copy.source_tensor]];
+        bound.schedule.loops.iter().flat_map(ends).filter_map(ordinal)
+    });
     // SAFETY: the caller guarantees the stream.
-    let on = unsafe { Submission::begin(ordinals.flatten(), stream)? };
-    let (mut job, mut pieces) = (Job::new(DEVICE_THREADS), Pieces::default());
-    for bound in bound {
-        let (mut source, mut target) = (Places::new(bound.source), Places::new(bound.target));
-        job.push_schedule(bound.schedule, |copy| {
-            let ends = (source.of(copy.source_tensor, on.device)?, target.of(copy.target_tensor, on.device)?);
-            if let Some(addresses) = by_kernel(copy, ends, thresholds) {
-                return Ok(Some(addresses));
-            }
-            push_pieces(&mut pieces, bound, copy, ends).map(|()| None)
+    let on = unsafe { Submission::begin(ordinals, stream)? };
+    let ends = placed.iter().flat_map(|placed| placed.ends(on.device)).collect::<Result<Vec<Ends>>>()?;
+    let loops = || placed.iter().flat_map(|placed| &placed.bound.schedule.loops);
+    let pieces: Vec<_> = loops().zip(&ends).map(|(copy, ends)| ends.pieces(copy)).collect();
+    let ways = thresholds.choose(&pieces).ok_or_else(|| {
+        Error::Layout("host memory that is pinned in several parts is not mapped for the device".to_owned())
+    })?;
+
+    let mut job = Job::new(DEVICE_THREADS);
+    let mut chosen = ways.iter().zip(&ends);
+    for Placed { bound, .. } in placed {
+        job.push_schedule(bound.schedule, |_| {
+            let (way, ends) = chosen.next().expect("one for each loop");
+            Ok(ends.addresses().filter(|_| *way == Way::Kernel))
         })?;
     }
     // SAFETY: the caller guarantees stream and memory, in which every loop lies (`check_loops`).
-    unsafe {
-        on.run(&job)?;
-        pieces.enqueue(stream, on.is_captured)
+    unsafe { on.run(&[job])? };
+
+    let mut pieces = Pieces::new(stream, on.is_captured);
+    let mut chosen = ways.iter().zip(&ends);
+    for Placed { bound, .. } in placed {
+        for (copy, (way, ends)) in bound.schedule.loops.iter().zip(&mut chosen) {
+            if *way == Way::Engine {
+                // SAFETY: as above.
+                unsafe { push_pieces(&mut pieces, bound, copy, ends)? };
+            }
+        }
     }
+    // SAFETY: as above.
+    unsafe { pieces.enqueue() }
 }
 
 /// Enqueues the repair of every row on `stream`, as [`copy`]. Matrices that have to go through device memory
@@ -94,8 +127,8 @@ pub unsafe fn repair(repair: &Repair, stream: Stream) -> Result<()> {
     }
     reach::check_rows(repair);
     // SAFETY: the caller guarantees the stream.
-    let on = unsafe { Submission::begin(memory::ordinal(&repair.region).into_iter(), stream)? };
-    let place = memory::place(&repair.region, on.device)?;
+    let on = unsafe { Submission::begin(ordinal(&repair.region).into_iter(), stream)? };
+    let place = Memory::default().place(slice::from_ref(&repair.region), 0, on.device)?;
     let Some(address) = place.device_address else {
         return Err(Error::Layout(format!("{} is not mapped for the device", repair.region.name)));
     };
@@ -108,13 +141,17 @@ pub unsafe fn repair(repair: &Repair, stream: Stream) -> Result<()> {
     }
 }
 
-/// Refuses a tensor that is said to lie on another device than it does, or in host memory that is not pinned.
-pub fn check_memory(region: &Region) -> Result<()> {
-    check_available()?;
-    let device = Device::get(memory::ordinal(region).unwrap_or(0))?;
-    let _current = device.make_current()?;
-    memory::check_device(region)?;
-    memory::place(region, device).map(drop)
+impl Placed<'_> {
+    /// Where each loop's tensors are.
+    fn ends(&self, device: &Device) -> impl Iterator<Item = Result<Ends>> {
+        let Self { bound, source, target } = *self;
+        bound.schedule.loops.iter().map(move |copy| {
+            Ok(Ends {
+                source: source.place(bound.source, copy.source_tensor, device)?,
+                target: target.place(bound.target, copy.target_tensor, device)?,
+            })
+        })
+    }
 }
 
 /// One call's device, ready to be asked.
@@ -123,7 +160,7 @@ struct Submission {
     stream: Stream,
     is_captured: bool,
     _uncaptured: Uncaptured,
-    _current: crate::driver::device::Current,
+    _current: Current,
 }
 
 impl Submission {
@@ -157,28 +194,36 @@ impl Submission {
         Ok(Self { device, stream, is_captured, _uncaptured: uncaptured, _current: current })
     }
 
+    /// Enqueues jobs, each behind the one before.
+    ///
     /// # Safety
     ///
-    /// Whatever the job reads and writes must be valid for that until the stream has passed.
-    unsafe fn run(&self, job: &Job) -> Result<()> {
-        if job.loop_tiles == 0 && job.run_tiles == 0 {
+    /// Whatever the jobs read and write must be valid for that until the stream has passed.
+    unsafe fn run(&self, jobs: &[Job]) -> Result<()> {
+        if jobs.iter().all(|job| job.loop_tiles == 0 && job.run_tiles == 0) {
             return Ok(());
         }
-        // The entries come first: they tell one request's tables from the next one's.
-        let records = [bytes(&job.table), bytes(&job.loops), bytes(&job.runs)];
-        let mut tables = Blob(Vec::with_capacity(records.map(|bytes| bytes.len() + ALIGNMENT).iter().sum()));
-        let (table, loops, runs) = (tables.push(&job.table), tables.push(&job.loops), tables.push(&job.runs));
+        let size = |job: &Job| bytes(&job.table).len() + bytes(&job.loops).len() + bytes(&job.runs).len();
+        let size = jobs.iter().map(|job| size(job) + 3 * ALIGNMENT).sum();
+        let mut tables = Blob(Vec::with_capacity(size));
+        // Entries come first: they tell one request's tables from the next one's.
+        let placed: Vec<[u64; 3]> = jobs
+            .iter()
+            .map(|job| [tables.push(&job.table), tables.push(&job.loops), tables.push(&job.runs)])
+            .collect();
         let launch = |address: u64| {
             let Device { copy_loops, copy_runs, .. } = self.device;
-            let of_loops = CopyLoops::new(job, address + loops, address + table);
-            let of_runs = CopyRuns::new(job, address + runs);
-            // SAFETY: the caller guarantees what is copied; the records are resident.
-            unsafe {
-                if job.loop_tiles > 0 {
-                    copy_loops.launch(copy_loops.blocks(job.loop_tiles), 0, self.stream, &of_loops)?;
-                }
-                if job.run_tiles > 0 {
-                    copy_runs.launch(copy_runs.blocks(job.run_tiles), 0, self.stream, &of_runs)?;
+            for (job, [table, loops, runs]) in jobs.iter().zip(placed) {
+                let of_loops = CopyLoops::new(job, address + loops, address + table);
+                let of_runs = CopyRuns::new(job, address + runs);
+                // SAFETY: the caller guarantees what is copied; the records are resident.
+                unsafe {
+                    if job.loop_tiles > 0 {
+                        copy_loops.launch(copy_loops.blocks(job.loop_tiles), 0, self.stream, &of_loops)?;
+                    }
+                    if job.run_tiles > 0 {
+                        copy_runs.launch(copy_runs.blocks(job.run_tiles), 0, self.stream, &of_runs)?;
+                    }
                 }
             }
             Ok(())
@@ -220,14 +265,12 @@ impl Submission {
             DEVICE_SCRATCH_BYTES.min(matrices.matrix_bytes().saturating_mul(matrices.count()));
         // SAFETY: the stream is this device's.
         let scratch = unsafe { Scratch::new(scratch_bytes, self.stream)? };
-        for jobs in matrices.batches(address, scratch.address, scratch_bytes, DEVICE_THREADS) {
-            for job in &jobs? {
-                // SAFETY: the caller guarantees the rows; a batch fits in the scratch memory, which is freed
-                // behind it on the same stream.
-                unsafe { self.run(job)? };
-            }
-        }
-        Ok(())
+        let jobs = matrices.batches(address, scratch.address, scratch_bytes, DEVICE_THREADS);
+        let jobs = jobs.collect::<Result<Vec<[Job; 2]>>>()?;
+        // All of them have their tables before the first runs, as a row must not be left half repaired.
+        // SAFETY: the caller guarantees the rows; a batch fits in the scratch memory, which is freed behind it
+        // on the same stream.
+        unsafe { self.run(jobs.as_flattened()) }
     }
 
     /// # Safety
@@ -238,69 +281,63 @@ impl Submission {
         // SAFETY: the caller guarantees the stream.
         unsafe {
             let resident = tables.resident(bytes, self.stream, self.is_captured)?;
-            launch(resident.address)?;
-            tables.release(resident, self.stream, self.is_captured)
+            let launched = launch(resident.address);
+            tables.release(resident, self.stream);
+            launched
         }
     }
 }
 
-/// Tensors' memory, looked at when it is first needed.
-struct Places<'a> {
-    regions: &'a [Region],
-    places: Vec<Option<Place>>,
+/// Where a loop's tensors are.
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    source: Place,
+    target: Place,
 }
 
-impl<'a> Places<'a> {
-    fn new(regions: &'a [Region]) -> Self {
-        Self { regions, places: vec![None; regions.len()] }
-    }
-
-    fn of(&mut self, tensor: usize, device: &Device) -> Result<Place> {
-        match self.places[tensor] {
-            Some(place) => Ok(place),
-            None => Ok(*self.places[tensor].insert(memory::place(&self.regions[tensor], device)?)),
+impl Ends {
+    /// The loop's pieces, and what can copy them.
+    fn pieces(&self, copy: &CopyLoop) -> choose::Pieces {
+        let is_host = |place: Place| place.owner == Owner::Host;
+        choose::Pieces {
+            direction: match (is_host(self.source), is_host(self.target)) {
+                (false, false) => Direction::OnDevice,
+                (true, false) => Direction::Upload,
+                (false, true) => Direction::Download,
+                (true, true) => Direction::OnHost,
+            },
+            num_bytes: copy.strided.run_bytes,
+            count: copy.strided.runs().saturating_mul(copy.entries.len() as u64),
+            can: [self.addresses().is_some(), self.source.is_whole && self.target.is_whole],
         }
     }
+
+    /// The tensors' addresses for a kernel, where it can address both.
+    fn addresses(&self) -> Option<(u64, u64)> {
+        self.source.device_address.zip(self.target.device_address)
+    }
 }
 
-/// The addresses of a loop's tensors for a kernel, if it goes by one.
-fn by_kernel(
-    copy: &CopyLoop,
-    (source, target): (Place, Place),
-    thresholds: Thresholds,
-) -> Option<(u64, u64)> {
-    let addresses = source.device_address.zip(target.device_address);
-    let direction = match (source.is_host, target.is_host) {
-        (false, false) => Direction::OnDevice,
-        (true, false) => Direction::Upload,
-        (false, true) => Direction::Download,
-        (true, true) => Direction::OnHost,
-    };
-    let way = thresholds.choose(choose::Pieces {
-        direction,
-        num_bytes: copy.strided.run_bytes,
-        count: copy.strided.runs().saturating_mul(copy.entries.len() as u64),
-        is_addressable: addresses.is_some(),
-    });
-    addresses.filter(|_| way == Way::Kernel)
-}
-
-fn push_pieces(
+/// # Safety
+///
+/// As for [`Pieces::push`].
+unsafe fn push_pieces(
     pieces: &mut Pieces,
     bound: &BoundSchedule<'_>,
     copy: &CopyLoop,
-    (source, target): (Place, Place),
+    ends: &Ends,
 ) -> Result<()> {
     let table = &bound.schedule.table;
     let entries = table.source[copy.entries.clone()].iter().zip(&table.target[copy.entries.clone()]);
     pieces.begin_tensors();
     let mut pushed = Ok(());
     for (source_entry, target_entry) in entries {
-        let source = source.address + copy.source_offset + source_entry;
-        let target = target.address + copy.target_offset + target_entry;
+        let source = ends.source.address + copy.source_offset + source_entry;
+        let target = ends.target.address + copy.target_offset + target_entry;
         each_step(copy.strided.looping(), source, target, &mut |source, target| {
             if pushed.is_ok() {
-                pushed = pieces.push(source, target, copy.strided.run_bytes);
+                // SAFETY: the caller guarantees it.
+                pushed = unsafe { pieces.push(source, target, copy.strided.run_bytes) };
             }
         });
         if pushed.is_err() {

@@ -1,155 +1,20 @@
 //! Whole calls against an emulated driver, whose streams run only when they are waited for.
 
 mod common;
+mod device;
 
-use std::ffi::c_void;
 use std::ptr;
-use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUcontext, CUresult, CUstream};
+use cudarc::driver::sys::{self, CUresult};
 use kvferry_core::Error;
-use kvferry_core::memory::region::Region;
 use kvferry_core::memory::tensor::Device;
-use kvferry_core::moves::overlap::BoundSchedule;
-use kvferry_core::moves::schedule::{BlockTable, CopyLoop, Schedule};
-use kvferry_core::moves::strided::{Dim, Strided};
-use kvferry_cuda::emulated::DRIVER;
-use kvferry_cuda::{Stream, available, check_memory};
-use libloading::os::unix::Library;
+use kvferry_core::moves::schedule::CopyLoop;
+use kvferry_core::moves::strided::Strided;
+use kvferry_cuda::Stream;
 use proptest::prelude::*;
 
 use crate::common::{Copies, Ends, Memory, copies, rows};
-
-const CPU: Device = Device::CPU;
-
-fn cuda(index: i32) -> Device {
-    Device { kind: 2, index }
-}
-
-/// Loads the emulated driver in place of any other, and makes a device's context current.
-fn on_device(ordinal: i32) {
-    static LOADED: OnceLock<()> = OnceLock::new();
-    LOADED.get_or_init(|| {
-        // SAFETY: its initializers set up its own variables.
-        let driver = unsafe { Library::open(Some(DRIVER), libloading::os::unix::RTLD_NOW) }.unwrap();
-        std::mem::forget(driver);
-        available().unwrap();
-    });
-    let mut context: CUcontext = ptr::null_mut();
-    // SAFETY: the driver is loaded, the device one of its.
-    unsafe {
-        done(sys::cuDevicePrimaryCtxRetain(&raw mut context, ordinal));
-        done(sys::cuCtxPushCurrent_v2(context));
-    }
-}
-
-fn done(result: CUresult) {
-    assert_eq!(result, CUresult::CUDA_SUCCESS);
-}
-
-/// Memory of a device or pinned memory of the host, which stays until the process ends.
-fn allocate(num_bytes: u64, device: Device) -> u64 {
-    let (mut address, mut host): (u64, *mut c_void) = (0, ptr::null_mut());
-    on_device(if device == CPU { 0 } else { device.index });
-    let size = usize::try_from(num_bytes).unwrap();
-    // SAFETY: a context is current.
-    unsafe {
-        if device == CPU {
-            done(sys::cuMemHostAlloc(&raw mut host, size, 0));
-            address = host.expose_provenance() as u64;
-        } else {
-            done(sys::cuMemAlloc_v2(&raw mut address, size));
-        }
-    }
-    address
-}
-
-fn stream(device: i32) -> Stream {
-    on_device(device);
-    let mut stream: CUstream = ptr::null_mut();
-    // SAFETY: a context is current.
-    done(unsafe { sys::cuStreamCreate(&raw mut stream, 1) });
-    Stream(stream.expose_provenance() as u64)
-}
-
-fn handle(stream: Stream) -> CUstream {
-    ptr::with_exposed_provenance_mut(usize::try_from(stream.0).unwrap())
-}
-
-fn wait(stream: Stream) -> CUresult {
-    // SAFETY: the stream exists.
-    unsafe { sys::cuStreamSynchronize(handle(stream)) }
-}
-
-/// The bytes at an address of emulated memory, which is all the host's.
-fn bytes(address: u64, num_bytes: usize) -> &'static mut [u8] {
-    // SAFETY: tests allocate what they look at, and look when nothing runs.
-    unsafe {
-        std::slice::from_raw_parts_mut(
-            ptr::with_exposed_provenance_mut(usize::try_from(address).unwrap()),
-            num_bytes,
-        )
-    }
-}
-
-fn region(address: u64, extent_bytes: u64, device: Device) -> Region {
-    Region { name: "tensor \"t\"".to_owned(), address, extent_bytes, block_stride: 1, device, writable: true }
-}
-
-/// `blocks` blocks of `heads` runs, in reversed order.
-fn blocks(blocks: u64, heads: u64, run_bytes: u64) -> (Schedule, u64) {
-    let block_bytes = 2 * heads * run_bytes;
-    let dim = Dim { count: heads, source_stride: 2 * run_bytes, target_stride: run_bytes };
-    let source: Vec<u64> = (0..blocks).map(|block| block * block_bytes).collect();
-    let table = BlockTable { target: source.iter().rev().copied().collect(), source };
-    let (source_tensor, target_tensor, source_offset, target_offset) = (0, 0, 0, 0);
-    let strided = Strided::new(run_bytes, [dim]).unwrap();
-    let entries = 0..table.source.len();
-    let copy = CopyLoop { source_tensor, target_tensor, source_offset, target_offset, strided, entries };
-    (Schedule { loops: vec![copy], table }, blocks * block_bytes)
-}
-
-/// One schedule with its memory, and what should be in the target when it has run.
-struct Case {
-    schedule: Schedule,
-    num_bytes: u64,
-    source: [Region; 1],
-    target: [Region; 1],
-}
-
-impl Case {
-    fn new((schedule, num_bytes): (Schedule, u64), source: Device, target: Device) -> Self {
-        let [source, target] =
-            [source, target].map(|device| [region(allocate(num_bytes, device), num_bytes, device)]);
-        let case = Self { schedule, num_bytes, source, target };
-        case.refill(1);
-        case
-    }
-
-    fn refill(&self, seed: u64) {
-        let size = usize::try_from(self.num_bytes).unwrap();
-        for (index, byte) in bytes(self.source[0].address, size).iter_mut().enumerate() {
-            *byte = u8::try_from((index as u64 * 31 + (index as u64 >> 8) + seed) % 256).unwrap();
-        }
-        bytes(self.target[0].address, size).fill(0);
-    }
-
-    fn copy(&self, stream: Stream) -> kvferry_core::Result<()> {
-        let bound = BoundSchedule { schedule: &self.schedule, source: &self.source, target: &self.target };
-        // SAFETY: the memory stays, and is this test's.
-        unsafe { kvferry_cuda::copy(&[bound], stream) }
-    }
-
-    fn is_done(&self) -> bool {
-        let size = usize::try_from(self.num_bytes).unwrap();
-        let mut expected = vec![0; size];
-        let copied = [region(expected.as_mut_ptr().expose_provenance() as u64, self.num_bytes, CPU)];
-        let bound = BoundSchedule { schedule: &self.schedule, source: &self.source, target: &copied };
-        // SAFETY: emulated memory is the host's.
-        unsafe { kvferry_copy::copy(&[bound], Some(1)) };
-        expected == bytes(self.target[0].address, size)
-    }
-}
+use crate::device::{CPU, Case, allocate, blocks, bytes, copy, cuda, done, handle, on_device, stream, wait};
 
 fn message(result: kvferry_core::Result<()>) -> String {
     result.unwrap_err().to_string()
@@ -289,7 +154,10 @@ fn wrong_devices_streams_and_memory_are_refused_by_name() {
     );
     let mut case = Case::new(shape(), cuda(0), cuda(0));
     case.source[0].device = cuda(7);
-    assert_eq!(message(case.copy(stream(0))), "device cuda:7 is none of the 3 devices here");
+    assert_eq!(message(case.copy(stream(0))), "tensor \"t\" is said to lie on cuda:7, but lies on cuda:0");
+    case.target[0].device = cuda(7);
+    assert_eq!(message(case.copy(Stream(0))), "device cuda:7 is none of the 3 devices here");
+    case.target[0].device = cuda(0);
     case.source[0].device = Device { kind: 10, index: 0 };
     assert!(message(case.copy(stream(0))).contains("which CUDA cannot copy"));
     let mut pageable = vec![0_u8; 1 << 20];
@@ -297,18 +165,103 @@ fn wrong_devices_streams_and_memory_are_refused_by_name() {
     case.source[0].address = pageable.as_mut_ptr().expose_provenance() as u64;
     assert!(message(case.copy(stream(0))).contains("not pinned"));
 
-    let here = region(allocate(100, cuda(0)), 100, cuda(0));
-    check_memory(&here).unwrap();
-    let elsewhere = Region { device: cuda(1), ..here.clone() };
-    assert!(message(check_memory(&elsewhere)).contains("said to lie on cuda:1, but lies on cuda:0"));
-    assert!(matches!(check_memory(&Region { device: cuda(-1), ..here }), Err(Error::Layout(_))));
+    let mut case = Case::new(shape(), cuda(0), cuda(0));
+    case.source[0].device = cuda(1);
+    assert_eq!(message(case.copy(stream(0))), "tensor \"t\" is said to lie on cuda:1, but lies on cuda:0");
+    let mut case = Case::new(shape(), CPU, cuda(0));
+    case.source[0].device = cuda(0);
+    assert!(message(case.copy(stream(0))).contains("said to lie on cuda:0, but is no memory of a device"));
+    case.source[0].device = cuda(-1);
+    assert!(matches!(case.copy(stream(0)), Err(Error::Layout(_))));
+}
+
+#[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
+fn pools_of_another_device_need_its_access() {
+    let mut case = Case::new(blocks(20, 2, 64), cuda(1), cuda(0));
+    case.copy(stream(0)).unwrap(); // contexts have access to each other from here on
+    let mut address = 0;
+    on_device(1);
+    let size = usize::try_from(case.num_bytes).unwrap();
+    // SAFETY: a context is current.
+    done(unsafe { sys::cuMemAllocAsync(&raw mut address, size, ptr::null_mut()) });
+    case.source[0].address = address;
+    assert!(
+        message(case.copy(stream(0))).contains("in a pool or a mapping to which cuda:0 was given no access")
+    );
+    case.refill(3);
+    let on = stream(1);
+    case.copy(on).unwrap();
+    done(wait(on));
+    assert!(case.is_done());
+}
+
+#[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
+fn host_memory_may_be_pinned_in_several_parts_and_in_all_of_them() {
+    // Pieces so large that the copy engine would have them, one of which lies in both parts.
+    let mut case = Case::new(blocks(3, 2, 40_000), CPU, cuda(0));
+    let size = usize::try_from(case.num_bytes).unwrap();
+    let memory = Box::leak(vec![0_u8; size].into_boxed_slice());
+    let (first, second) = memory.split_at_mut(size / 2);
+    let pin = |part: &mut [u8]| {
+        // SAFETY: the memory stays until the process ends.
+        done(unsafe { sys::cuMemHostRegister_v2(part.as_mut_ptr().cast(), part.len(), 0) });
+    };
+    let pinned =
+        std::mem::replace(&mut case.source[0].address, first.as_mut_ptr().expose_provenance() as u64);
+    bytes(case.source[0].address, size).copy_from_slice(bytes(pinned, size));
+    let on = stream(0);
+    pin(first);
+    assert!(message(case.copy(on)).contains("not pinned"));
+    pin(second);
+    case.copy(on).unwrap();
+    done(wait(on));
+    assert!(case.is_done());
+}
+
+#[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
+fn a_call_may_have_more_pieces_than_the_copy_engine_should_take() {
+    for (source, target) in [(CPU, cuda(0)), (cuda(0), CPU)] {
+        let (mut case, on) = (Case::new(blocks(70_000, 1, 256), source, target), stream(0));
+        let copy = case.schedule.loops.pop().unwrap();
+        // 16 loops of 70,000 pieces each are more than 2^20.
+        case.schedule.loops = (0..16)
+            .map(|part| CopyLoop {
+                source_offset: copy.source_offset + part * 16,
+                target_offset: copy.target_offset + part * 16,
+                strided: Strided::new(16, []).unwrap(),
+                ..copy.clone()
+            })
+            .collect();
+        case.copy(on).unwrap();
+        done(wait(on));
+        assert!(case.is_done(), "{source} to {target}");
+    }
+}
+
+#[test]
+#[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
+fn what_stays_on_the_host_beside_a_copy_does_not_wait() {
+    let (device, host, on) = (
+        Case::new(blocks(20, 2, 64), cuda(0), cuda(0)),
+        Case::new(blocks(3, 2, 40_000), CPU, CPU),
+        stream(0),
+    );
+    let bound = [&device, &host].map(Case::bound);
+    // SAFETY: the memory stays, and is this test's.
+    unsafe { copy(&bound, on) }.unwrap();
+    assert!(!device.is_done() && !host.is_done());
+    done(wait(on));
+    assert!(device.is_done() && host.is_done());
 }
 
 #[test]
 #[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
 fn an_empty_copy_asks_for_nothing() {
     // SAFETY: nothing is copied.
-    unsafe { kvferry_cuda::copy(&[], Stream(0)) }.unwrap();
+    unsafe { copy(&[], Stream(0)) }.unwrap();
 }
 
 #[test]
@@ -371,7 +324,7 @@ proptest! {
         // SAFETY: the memories hold the tensors and are this test's alone.
         unsafe {
             kvferry_copy::copy(&copies.bound(&on_host), Some(1));
-            kvferry_cuda::copy(&copies.bound(&on_device), on).unwrap();
+            copy(&copies.bound(&on_device), on).unwrap();
         }
         prop_assert_eq!(wait(on), CUresult::CUDA_SUCCESS);
         prop_assert!(bytes(at.0, sizes[0]) == bytes(source.address(), sizes[0]));

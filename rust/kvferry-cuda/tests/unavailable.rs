@@ -6,7 +6,7 @@ use kvferry_core::memory::tensor::Device;
 use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::moves::schedule::{BlockTable, CopyLoop, Schedule};
 use kvferry_core::moves::strided::Strided;
-use kvferry_cuda::{Stream, available, check_memory, copy};
+use kvferry_cuda::{Memory, Placed, Stream, available, copy};
 
 #[test]
 fn whatever_needs_a_device_says_what_is_missing() {
@@ -32,10 +32,10 @@ fn whatever_needs_a_device_says_what_is_missing() {
     let schedule = Schedule { loops: vec![copied], table: BlockTable { source: vec![0], target: vec![0] } };
     let regions = [region];
     let bound = BoundSchedule { schedule: &schedule, source: &regions, target: &regions };
+    let (source, target) = (&Memory::default(), &Memory::default());
     // SAFETY: it is refused.
-    for refused in [unsafe { copy(&[bound], Stream(0)) }, check_memory(&regions[0])] {
-        assert_eq!(refused, Err(Error::Layout(format!("CUDA memory cannot be copied: {reason}"))));
-    }
+    let refused = unsafe { copy(&[Placed { bound, source, target }], Stream(0)) };
+    assert_eq!(refused, Err(Error::Layout(format!("CUDA memory cannot be copied: {reason}"))));
     // SAFETY: there is nothing to copy.
     assert_eq!(unsafe { copy(&[], Stream(0)) }, Ok(()));
 }

@@ -8,6 +8,7 @@ use kvferry_core::memory::cache::RankCache;
 use kvferry_core::memory::tensor::{Device, RawTensor};
 use kvferry_core::specs::engine::PerGroup;
 use kvferry_core::specs::slot::TensorSlot;
+use kvferry_cuda::Memory;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyMapping, PySequence, PyString, PyTuple};
@@ -57,6 +58,8 @@ use crate::errors::{OrRaise, to_py};
 pub struct KVCache {
     /// Addresses and strides, checked.
     pub inner: Arc<RankCache>,
+    /// What the CUDA driver has said of the tensors' memory.
+    pub memory: Arc<Memory>,
     engine: Py<PyAny>,
     /// Keeps the memory alive.
     _tensors: Vec<ManagedTensor>,
@@ -84,7 +87,8 @@ impl KVCache {
             raw.push(described);
         }
         let inner = Arc::new(RankCache::new(core, rank, &raw, &axes).or_raise()?);
-        Ok(Self { inner, engine: engine.clone().unbind(), _tensors: managed })
+        let engine = engine.clone().unbind();
+        Ok(Self { inner, memory: Arc::default(), engine, _tensors: managed })
     }
 
     /// The engine whose rank it is.

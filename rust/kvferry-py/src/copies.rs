@@ -7,6 +7,7 @@ use kvferry_core::copies::rows;
 use kvferry_core::copies::view::View;
 use kvferry_core::specs::layout::Layout;
 use kvferry_core::{Error, Result};
+use kvferry_cuda::Memory;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyMapping, PyTuple};
@@ -406,5 +407,5 @@ fn run(copy: &BlockCopy, execution: Execution) -> Result<()> {
     // SAFETY: targets are writable, and no byte of one is written twice or read (`BlockCopy`). `Views` keep
     // host memory alive until this returns; that device memory outlives what is enqueued, and that the
     // stream exists, is said to be the caller's part.
-    unsafe { execution.copy(&[copy.bound()]) }
+    unsafe { execution.copy(&[copy.bound()], &[[&Memory::default(), &Memory::default()]]) }
 }

@@ -3,7 +3,7 @@
 use kvferry_core::copies::repair::Repair;
 use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::{Error, Result};
-use kvferry_cuda::Stream;
+use kvferry_cuda::{Memory, Placed, Stream};
 use pyo3::prelude::*;
 
 use crate::args;
@@ -25,7 +25,8 @@ impl Execution {
     }
 
     /// Copies what schedules that run together move. A host copy has finished when this returns; one that
-    /// touches device memory has been enqueued on the stream. An error has changed nothing.
+    /// touches device memory has been enqueued on the stream. An error has changed nothing. `memory` is what
+    /// is known of each schedule's source and target tensors.
     ///
     /// # Safety
     ///
@@ -33,10 +34,15 @@ impl Execution {
     /// must be writable, and no byte may be written twice, or read and written. That nobody else uses what is
     /// written meanwhile is the part of Python's callers, as for any tensor operation, and so is that the
     /// stream exists.
-    pub unsafe fn copy(self, bound: &[BoundSchedule<'_>]) -> Result<()> {
+    pub unsafe fn copy(self, bound: &[BoundSchedule<'_>], memory: &[[&Memory; 2]]) -> Result<()> {
         if !bound.iter().all(is_on_host) {
+            let placed: Vec<Placed<'_>> = bound
+                .iter()
+                .zip(memory)
+                .map(|(&bound, &[source, target])| Placed { bound, source, target })
+                .collect();
             // SAFETY: the caller guarantees memory, schedules and stream.
-            return unsafe { kvferry_cuda::copy(bound, self.stream) };
+            return unsafe { kvferry_cuda::copy(&placed, self.stream) };
         }
         #[cfg(feature = "emulated")]
         if let Some(order) = emulated::order()? {

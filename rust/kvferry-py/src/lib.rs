@@ -40,7 +40,7 @@ mod _core {
         kv_postprocess_blksize_on_receive, kv_postprocess_layout_on_receive,
     };
     #[pymodule_export]
-    use crate::cuda::cuda_unavailable_reason;
+    use crate::cuda::{calibrate_cuda, cuda_unavailable_reason};
     #[pymodule_export]
     use crate::descriptors::Descriptors;
     #[pymodule_export]

@@ -10,6 +10,7 @@ use kvferry_core::moves::schedule::Schedule;
 use kvferry_core::moves::staging::stage;
 use kvferry_core::planning::plan;
 use kvferry_core::side::Side;
+use kvferry_cuda::Memory;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PySequence, PyTuple};
@@ -238,7 +239,7 @@ impl Plan {
         let ends = pairs.iter().map(|&(source, target)| {
             Ok((self.cache(Side::Source, &sources, source)?, self.cache(Side::Target, &targets, target)?))
         });
-        let ends = ends.collect::<PyResult<Vec<(Arc<RankCache>, Arc<RankCache>)>>>()?;
+        let ends = ends.collect::<PyResult<Vec<(Registered, Registered)>>>()?;
         py.detach(|| run(&self.inner, &ends, execution)).or_raise()
     }
 
@@ -311,9 +312,11 @@ impl Plan {
         }
     }
 
-    fn cache(&self, side: Side, caches: &[Bound<'_, KVCache>], rank: usize) -> PyResult<Arc<RankCache>> {
+    fn cache(&self, side: Side, caches: &[Bound<'_, KVCache>], rank: usize) -> PyResult<Registered> {
         match caches.iter().map(Bound::get).find(|cache| cache.inner.rank == rank) {
-            Some(cache) => Ok(Arc::clone(&cache.inner)),
+            Some(cache) => {
+                Ok(Registered { cache: Arc::clone(&cache.inner), memory: Arc::clone(&cache.memory) })
+            }
             None => Err(PyValueError::new_err(format!(
                 "{side}s has no KVCache of rank {rank} of engine {:?}, which the plan uses",
                 self.engine(side).id
@@ -327,24 +330,32 @@ fn schedule(plan: &plan::Plan, source: &End, target: &End) -> kvferry_core::Resu
     bind_checked(plan, &source.cache, &target.cache, source.is_local && target.is_local)
 }
 
+/// One end of a pair, without Python's object.
+struct Registered {
+    cache: Arc<RankCache>,
+    memory: Arc<Memory>,
+}
+
 /// Binds and checks every pair, then copies.
 fn run(
     plan: &plan::Plan,
-    ends: &[(Arc<RankCache>, Arc<RankCache>)],
+    ends: &[(Registered, Registered)],
     execution: Execution,
 ) -> kvferry_core::Result<()> {
     let schedules: Vec<Schedule> = ends
         .iter()
-        .map(|(source, target)| bind(plan, source, target))
+        .map(|(source, target)| bind(plan, &source.cache, &target.cache))
         .collect::<kvferry_core::Result<_>>()?;
     let bound: Vec<BoundSchedule<'_>> = schedules
         .iter()
         .zip(ends)
-        .map(|(schedule, (source, target))| BoundSchedule::new(schedule, source, target))
+        .map(|(schedule, (source, target))| BoundSchedule::new(schedule, &source.cache, &target.cache))
         .collect();
+    let memory: Vec<[&Memory; 2]> =
+        ends.iter().map(|(source, target)| [&*source.memory, &*target.memory]).collect();
     overlap::check(&bound, true)?;
     // SAFETY: targets are writable (`bind`), and no byte of one is written twice or read (`check`). Each cache
     // came from a `KVCache`, which our caller holds until this returns; that it outlives what is enqueued on
     // a stream, and that the stream exists, is said to be the part of Python's caller.
-    unsafe { execution.copy(&bound) }
+    unsafe { execution.copy(&bound, &memory) }
 }

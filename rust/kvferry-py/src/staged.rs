@@ -8,6 +8,7 @@ use kvferry_core::memory::region::Region;
 use kvferry_core::memory::tensor::{RawTensor, Tensor};
 use kvferry_core::moves::overlap::{self, BoundSchedule};
 use kvferry_core::moves::staging::{self, StagedRun};
+use kvferry_cuda::Memory;
 use numpy::{IntoPyArray, PyArray1};
 use pyo3::prelude::*;
 
@@ -91,7 +92,7 @@ impl Staged {
                 self.inner.scratch_bytes
             ))));
         }
-        let target = Arc::clone(&target.get().inner);
+        let (target, memory) = (Arc::clone(&target.get().inner), Arc::clone(&target.get().memory));
         self.check_target(&target)?;
         let source = [Region {
             name: "scratch".to_owned(),
@@ -108,7 +109,7 @@ impl Staged {
             // (`check_target`), and no byte is written twice or read (`check`). `_owner` and the caller's
             // `KVCache` keep host memory alive until this returns; that device memory outlives what is
             // enqueued, and that the stream exists, is said to be the part of Python's caller.
-            unsafe { execution.copy(&[bound]) }
+            unsafe { execution.copy(&[bound], &[[&Memory::default(), &memory]]) }
         })
         .or_raise()
     }

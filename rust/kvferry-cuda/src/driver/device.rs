@@ -19,6 +19,9 @@ use crate::records::narrow;
 /// Bytes that a block shares at most where others are to run beside it, which every device allows.
 pub const USUAL_SHARED_BYTES: u64 = 48 << 10;
 
+/// The oldest devices for which there are kernels, by compute capability.
+pub const MIN_CAPABILITY: (u64, u64) = (8, 0);
+
 /// A kernel, and how many of its blocks run at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
@@ -84,8 +87,18 @@ impl Device {
                 )));
             }
             check(sys::cuDeviceGet(&raw mut handle, ordinal), "opening the device")?;
-            check(sys::cuDevicePrimaryCtxRetain(&raw mut context, handle), "opening the device's context")?;
         }
+        let capability = capability(handle)?;
+        if capability < MIN_CAPABILITY {
+            return Err(Error::Layout(format!(
+                "cuda:{ordinal} has compute capability {}, older than {} for which there are kernels",
+                in_words(capability),
+                in_words(MIN_CAPABILITY)
+            )));
+        }
+        // SAFETY: as above.
+        let answer = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, handle) };
+        check(answer, "opening the device's context")?;
         let _current = make_current(context)?;
         let multiprocessors = attribute(handle, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let most_shared_bytes =
@@ -235,14 +248,27 @@ fn attribute(device: CUdevice, attribute: Attribute) -> Result<u64> {
     Ok(u64::try_from(value).unwrap_or(0))
 }
 
+/// A device's compute capability, major and minor.
+pub fn capability(device: CUdevice) -> Result<(u64, u64)> {
+    let major = attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+    Ok((major, attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?))
+}
+
+/// A capability such as 8.0.
+pub fn in_words((major, minor): (u64, u64)) -> String {
+    format!("{major}.{minor}")
+}
+
 /// Loads the kernels into the current context.
 fn load(ordinal: i32) -> Result<sys::CUmodule> {
     let image = KERNELS.map_err(|reason| Error::Layout(reason.to_owned()))?;
     let mut module = ptr::null_mut();
     // SAFETY: the library is there, a context current, and the image is one that nvcc made.
     let answer = unsafe { sys::cuModuleLoadData(&raw mut module, image.as_ptr().cast()) };
-    check(answer, &format!("loading kernels on cuda:{ordinal}, which needs a driver for CUDA 13"))?;
-    Ok(module)
+    match check(answer, &format!("loading kernels on cuda:{ordinal}")) {
+        Err(Error::Transfer(why)) => Err(Error::Layout(why)), // it cannot run them, today or later
+        loaded => loaded.map(|()| module),
+    }
 }
 
 /// Blocks of a kernel that run at once on a multiprocessor, at least one.

@@ -8,18 +8,19 @@ use cudarc::driver::sys::{
     self, CUdeviceptr, CUmemLocation, CUmemLocationType, CUmemcpyAttributes, CUmemcpySrcAccessOrder,
     CUresult, CUstream,
 };
-use kvferry_core::{Error, Result};
+use kvferry_core::Result;
 
-use crate::choose::MAX_ENGINE_COPIES;
 use crate::driver::check;
 use crate::driver::stream::Stream;
 
 /// Pieces of one batch.
 const BATCH: usize = 1 << 16;
 
-/// Contiguous copies between two addresses each.
-#[derive(Clone, Debug, Default)]
+/// Contiguous copies on a stream, enqueued batch by batch.
+#[derive(Debug)]
 pub struct Pieces {
+    stream: Stream,
+    batches: Option<Batch>,
     sources: Vec<u64>,
     targets: Vec<u64>,
     sizes: Vec<usize>,
@@ -27,7 +28,7 @@ pub struct Pieces {
     first_in_tensors: usize,
 }
 
-/// As the function is from CUDA 13.0 on.
+/// The function that takes a batch, as it is from CUDA 13.0 on.
 type Batch = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
@@ -38,35 +39,27 @@ type Batch = unsafe extern "C" fn(
     usize,
     CUstream,
 ) -> CUresult;
-/// As it was in CUDA 12.8 and 12.9, where it also told which piece failed.
-type EarlierBatch = unsafe extern "C" fn(
-    *mut CUdeviceptr,
-    *mut CUdeviceptr,
-    *mut usize,
-    usize,
-    *mut CUmemcpyAttributes,
-    *mut usize,
-    usize,
-    *mut usize,
-    CUstream,
-) -> CUresult;
-
-#[derive(Clone, Copy, Debug)]
-enum Batches {
-    Current(Batch),
-    Earlier(EarlierBatch),
-    /// The driver is too old.
-    None,
-}
 
 impl Pieces {
+    /// None yet. Default streams and graphs refuse batches.
+    pub fn new(stream: Stream, is_captured: bool) -> Self {
+        let batches = if stream.is_default() || is_captured { None } else { batch() };
+        let (sources, targets, sizes) = (Vec::new(), Vec::new(), Vec::new());
+        Self { stream, batches, sources, targets, sizes, first_in_tensors: 0 }
+    }
+
     /// Says that the next piece lies in other tensors: the engine takes no piece that spans two of them.
     pub fn begin_tensors(&mut self) {
         self.first_in_tensors = self.sizes.len();
     }
 
     /// Adds a piece, or makes the last one longer where it ends here on both sides.
-    pub fn push(&mut self, source: u64, target: u64, num_bytes: u64) -> Result<()> {
+    ///
+    /// # Safety
+    ///
+    /// The stream must exist and its device's context be current; until the stream has passed, every piece
+    /// must be valid for reads at its source and for writes at its target.
+    pub unsafe fn push(&mut self, source: u64, target: u64, num_bytes: u64) -> Result<()> {
         let size = usize::try_from(num_bytes).expect("bytes of memory");
         let last = self.sizes.len().checked_sub(1).filter(|last| *last >= self.first_in_tensors);
         if let Some(last) = last {
@@ -76,11 +69,9 @@ impl Pieces {
                 return Ok(());
             }
         }
-        if self.sizes.len() as u64 == MAX_ENGINE_COPIES {
-            return Err(Error::Value(format!(
-                "more than {MAX_ENGINE_COPIES} pieces for the copy engine: host memory that is also mapped \
-                 could be copied by a kernel"
-            )));
+        if self.sizes.len() == BATCH {
+            // SAFETY: the caller guarantees pieces and stream.
+            unsafe { self.enqueue()? };
         }
         self.sources.push(source);
         self.targets.push(target);
@@ -88,50 +79,34 @@ impl Pieces {
         Ok(())
     }
 
-    /// Enqueues all copies. A batch is refused by the default streams, and by graphs.
+    /// Enqueues what was pushed and is not yet.
     ///
     /// # Safety
     ///
-    /// The stream must exist and its device's context be current; every piece must be valid for reads at its
-    /// source and for writes at its target until the stream has passed.
-    pub unsafe fn enqueue(mut self, stream: Stream, is_captured: bool) -> Result<()> {
-        let batches = if stream.is_default() || is_captured { Batches::None } else { Batches::find() };
-        let sizes = self.sizes.chunks_mut(BATCH);
-        let ends = self.sources.chunks_mut(BATCH).zip(self.targets.chunks_mut(BATCH));
-        for (sizes, (sources, targets)) in sizes.zip(ends) {
-            // SAFETY: the caller guarantees pieces and stream.
-            let answer = unsafe { batches.copy(targets, sources, sizes, stream.handle()) };
-            check(answer, "copying by the copy engine")?;
-        }
-        Ok(())
-    }
-}
-
-impl Batches {
-    fn find() -> Self {
-        static FOUND: OnceLock<Batches> = OnceLock::new();
-        *FOUND.get_or_init(|| {
-            if let Some(function) = look_up(c"cuMemcpyBatchAsync", 13000) {
-                // SAFETY: this is its signature in that version.
-                return Self::Current(unsafe { mem::transmute::<*mut c_void, Batch>(function) });
+    /// As for [`Self::push`].
+    pub unsafe fn enqueue(&mut self) -> Result<()> {
+        // SAFETY: the caller guarantees pieces and stream. What a refused batch has begun may be copied once
+        // more: nothing else writes there.
+        let answer = unsafe {
+            match self.batches.map(|batch| self.enqueue_batch(batch)) {
+                Some(CUresult::CUDA_SUCCESS) => CUresult::CUDA_SUCCESS,
+                _ => self.enqueue_each(),
             }
-            look_up(c"cuMemcpyBatchAsync", 12080).map_or(Self::None, |function| {
-                // SAFETY: as above.
-                Self::Earlier(unsafe { mem::transmute::<*mut c_void, EarlierBatch>(function) })
-            })
-        })
+        };
+        self.sources.clear();
+        self.targets.clear();
+        self.sizes.clear();
+        self.first_in_tensors = 0;
+        check(answer, "copying by the copy engine")
     }
 
     /// # Safety
     ///
-    /// As for [`Pieces::enqueue`].
-    unsafe fn copy(
-        self,
-        targets: &mut [CUdeviceptr],
-        sources: &mut [CUdeviceptr],
-        sizes: &mut [usize],
-        stream: CUstream,
-    ) -> CUresult {
+    /// As for [`Self::push`].
+    unsafe fn enqueue_batch(&mut self, batch: Batch) -> CUresult {
+        if self.sizes.is_empty() {
+            return CUresult::CUDA_SUCCESS;
+        }
         let nowhere = CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID, id: 0 };
         let mut attributes = CUmemcpyAttributes {
             // What was enqueued before may write the sources.
@@ -140,26 +115,37 @@ impl Batches {
             dstLocHint: nowhere,
             flags: 0,
         };
-        // The attributes hold from the first piece on.
-        let (mut first, mut failed, count) = (0, 0, sizes.len());
+        let mut first = 0; // the attributes hold from the first piece on
+        let Self { sources, targets, sizes, stream, .. } = self;
         let (to, from, bytes) = (targets.as_mut_ptr(), sources.as_mut_ptr(), sizes.as_mut_ptr());
         let (attributes, first) = (&raw mut attributes, &raw mut first);
         // SAFETY: the caller guarantees pieces and stream; the arrays are as long as said, and read at once.
-        unsafe {
-            match self {
-                Self::Current(batch) => batch(to, from, bytes, count, attributes, first, 1, stream),
-                Self::Earlier(batch) => {
-                    batch(to, from, bytes, count, attributes, first, 1, &raw mut failed, stream)
-                }
-                Self::None => {
-                    let pieces = targets.iter().zip(sources.iter()).zip(sizes.iter());
-                    let mut answers =
-                        pieces.map(|((to, from), bytes)| sys::cuMemcpyAsync(*to, *from, *bytes, stream));
-                    answers.find(|answer| *answer != CUresult::CUDA_SUCCESS).unwrap_or(CUresult::CUDA_SUCCESS)
-                }
+        unsafe { batch(to, from, bytes, sizes.len(), attributes, first, 1, stream.handle()) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Self::push`].
+    unsafe fn enqueue_each(&self) -> CUresult {
+        for ((source, target), bytes) in self.sources.iter().zip(&self.targets).zip(&self.sizes) {
+            // SAFETY: the caller guarantees pieces and stream.
+            let answer = unsafe { sys::cuMemcpyAsync(*target, *source, *bytes, self.stream.handle()) };
+            if answer != CUresult::CUDA_SUCCESS {
+                return answer;
             }
         }
+        CUresult::CUDA_SUCCESS
     }
+}
+
+/// The function that takes a batch, which every driver that is used should have.
+fn batch() -> Option<Batch> {
+    static FOUND: OnceLock<Option<Batch>> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let function = look_up(c"cuMemcpyBatchAsync", 13000)?;
+        // SAFETY: this is its signature in that version.
+        Some(unsafe { mem::transmute::<*mut c_void, Batch>(function) })
+    })
 }
 
 /// A function as it is in a version of the driver's interface, if this driver has it.
@@ -177,12 +163,16 @@ mod tests {
 
     #[test]
     fn pieces_that_follow_on_both_sides_are_one_within_their_tensors() {
-        let mut pieces = Pieces::default();
+        let mut pieces = Pieces::new(Stream(0), false);
+        let push = |pieces: &mut Pieces, source, target| {
+            // SAFETY: nothing is enqueued.
+            unsafe { pieces.push(source, target, 10).unwrap() };
+        };
         for (source, target) in [(0, 100), (10, 110), (20, 130), (30, 140), (50, 150)] {
-            pieces.push(source, target, 10).unwrap();
+            push(&mut pieces, source, target);
         }
         pieces.begin_tensors();
-        pieces.push(60, 160, 10).unwrap();
+        push(&mut pieces, 60, 160);
         assert_eq!(pieces.sizes, [20, 20, 10, 10]);
         assert_eq!((pieces.sources, pieces.targets), (vec![0, 20, 50, 60], vec![100, 130, 150, 160]));
     }

@@ -27,6 +27,18 @@ impl Stream {
         self.0 <= LAST_DEFAULT
     }
 
+    /// The driver's number for it, which no other stream ever gets.
+    ///
+    /// # Safety
+    ///
+    /// The stream must exist, and its device's context be current.
+    pub(crate) unsafe fn id(self) -> Result<u64> {
+        let mut id = 0;
+        // SAFETY: the caller guarantees the stream.
+        check(unsafe { sys::cuStreamGetId(self.handle(), &raw mut id) }, "asking for the stream's number")?;
+        Ok(id)
+    }
+
     /// The context that a stream was made in.
     ///
     /// # Safety
