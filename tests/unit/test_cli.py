@@ -1,4 +1,4 @@
-"""The `kvferry demo` command: its exit codes and what it prints."""
+"""The `kvferry` command: its exit codes and what it prints."""
 
 import json
 from importlib.metadata import version
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from kvferry import cuda
 from kvferry.cli import demo, main
+from kvferry.cli.calibrate import report
 
 MODELS = Path(__file__).parents[1] / "data/models"
 
@@ -103,3 +105,31 @@ def test_the_table_fits_eighty_columns(tiny, capsys):
     printed = capsys.readouterr().out
     assert max(map(len, printed.splitlines())) <= 80
     assert "of memcpy" in printed and "exact" in printed
+
+
+def test_a_calibration_is_a_table_and_lines_for_a_shell():
+    def bus(plain, *speeds):
+        return cuda.BusSpeeds(plain, tuple(cuda.FragmentSpeeds(*speed) for speed in speeds))
+
+    upload = bus(55e9, (256, 20e9, 0.25e9), (65536, 21e9, 45.678e9))
+    download = bus(50e9, (256, 10e9, 0.2e9), (65536, 11e9, 40e9))
+    lines = report(cuda.Calibration(upload, download, 65536, 4096, 16)).splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["256", "B", "20.00", "0.25", "10.00", "0.20"],
+        ["64", "KiB", "21.00", "45.68", "11.00", "40.00"],
+        ["contiguous", "55.00", "50.00"],
+    ]
+    assert len({len(line) for line in lines[:4]}) == 1
+    assert lines[4:] == [
+        "",
+        "export KVFERRY_CUDA_UPLOAD_BYTES=65536",
+        "export KVFERRY_CUDA_DOWNLOAD_BYTES=4096",
+        "export KVFERRY_CUDA_MIN_KERNEL_PIECES=16",
+    ]
+
+
+@pytest.mark.skipif(cuda.available(), reason="there is a device")
+def test_a_machine_without_a_gpu_has_nothing_to_calibrate(capsys):
+    assert main(["calibrate"]) == 2
+    reason = f"CUDA memory cannot be copied: {cuda.unavailable_reason()}"
+    assert capsys.readouterr().err == f"kvferry calibrate: {reason}\n"

@@ -29,6 +29,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+_REASON = cuda.unavailable_reason() or ""
+needs_kernels = pytest.mark.skipif("no CUDA kernels" in _REASON, reason=_REASON)
+
+
 def run_tests(*files, **environment):
     arguments = ["-q", "-p", "no:cacheprovider", *map(str, files)]
     result = subprocess.run(
@@ -57,8 +61,66 @@ def test_properties_of_host_copies_hold_for_the_kernels(order):
     run_tests(*PROPERTIES, **{VARIABLE: order, "KVFERRY_EXAMPLES": "120"})
 
 
+@needs_kernels
 def test_calls_are_enqueued_checked_and_right():
-    reason = cuda.unavailable_reason() or ""
-    if "no CUDA kernels" in reason:
-        pytest.skip(reason)
     run_tests(CALLS, KVFERRY_EXAMPLES="600")
+
+
+def answer(code):
+    """Run statements behind an emulated driver that is not started yet; what they print."""
+    before = (
+        "import ctypes; from kvferry import _core, cuda\n"
+        "driver = ctypes.CDLL(_core._emulated_driver, mode=ctypes.RTLD_GLOBAL)\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", before + code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("version", "capability", "reason"),
+    [
+        (13000, 8, "None"),
+        (12090, 9, "the CUDA driver is for CUDA 12.9, older than 13.0"),
+        (13010, 7, "no device here has compute capability 8.0 or later"),
+    ],
+)
+def test_drivers_and_devices_may_be_too_old(version, capability, reason):
+    pretend = f"driver.kvferry_emulated_pretend({version}, {capability})\n"
+    assert answer(pretend + "print(cuda.unavailable_reason())") == reason
+
+
+@needs_kernels
+def test_children_that_were_forked_from_a_started_driver_are_told():
+    code = """
+import os
+print(cuda.available(), flush=True)
+if os.fork() == 0:
+    print(cuda.available(), cuda.unavailable_reason(), flush=True)
+    os._exit(0)
+os.wait()
+print(cuda.available())
+"""
+    parent, child, after = answer(code).splitlines()
+    assert (parent, after) == ("True", "True")
+    assert child.startswith("False this process was forked after the CUDA driver was started")
+
+
+@needs_kernels
+def test_children_that_were_forked_before_start_it_themselves():
+    code = """
+import os
+if os.fork() == 0:
+    print(cuda.available(), flush=True)
+    os._exit(0)
+os.wait()
+print(cuda.available())
+"""
+    assert answer(code).splitlines() == ["True", "True"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from kvferry import __version__
@@ -16,16 +17,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     arguments = parser().parse_args(argv)
     try:
-        from kvferry.cli import demo
+        # Imported by name, since each needs what the other does without.
+        command = import_module(f"kvferry.cli.{arguments.command}")
     except ModuleNotFoundError as error:
         if error.name != "rich":
             raise
         print("the demo needs rich: pip install 'kvferry[demo]'", file=sys.stderr)
         return 2
     try:
-        return demo.run(arguments)
-    except (ValueError, NotImplementedError, OSError) as error:
-        print(f"kvferry demo: {error}", file=sys.stderr)
+        return int(command.run(arguments))
+    except (ValueError, RuntimeError, OSError, MemoryError) as error:
+        print(f"kvferry {arguments.command}: {error}", file=sys.stderr)
         return 2
 
 
@@ -33,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     top = argparse.ArgumentParser(prog="kvferry", description=__doc__)
     top.add_argument("--version", action="version", version=f"kvferry {__version__}")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     demo = commands.add_parser(
         "demo",
         help="move a request's cache between two engines that disagree",
@@ -52,6 +54,14 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{side}-tp", type=positive, default=tp, help="tensor-parallel size")
         add(f"--{side}-block", type=positive, default=tokens, help="tokens a block")
         add(f"--{side}-layout", default=layout, help="axis letters in memory order")
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure the bus to a GPU, and when its copy engine is worth asking",
+        description="Copy fragments between pinned memory and a GPU by a kernel and by the copy "
+        "engine, and print which variables make kvferry take the faster way.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    calibrate.add_argument("--device", type=int, default=0, help="as frameworks count them")
     return top
 
 

@@ -175,14 +175,45 @@ def test_devices_without_access_to_each_other_are_refused():
 @pytest.mark.parametrize(
     ("index", "says"),
     [
-        (7, "cuda:7 is none of the 3 devices"),
-        (2, "cuda:0 has no peer access to cuda:2"),
-        (-1, "cuda:-1 is none of the 3 devices"),
+        (7, "is said to lie on cuda:7, but lies on cuda:0"),
+        (1, "is said to lie on cuda:1, but lies on cuda:0"),
+        (-1, "is said to lie on cuda:-1, but lies on cuda:0"),
     ],
 )
 def test_a_wrong_device_index_is_refused(index, says):
     message = refusal(Place(0, dlpack_device=(CUDA, index)), Place(0), stream=make_stream(0))
     assert says in message
+
+
+def test_the_default_stream_of_no_device_is_refused():
+    place = Place(0, dlpack_device=(CUDA, 7))
+    assert refusal(place, place) == "device cuda:7 is none of the 3 devices here"
+
+
+def test_a_plan_asks_once_and_only_about_what_it_moves():
+    """A cache may hold what no stream can copy; where its other tensors lie is known then."""
+    engines = [
+        make_engine(name, attention_model(layers), 4, layout)
+        for name, layers, layout in (("source", 3, "KBNHD"), ("target", 2, "KBHND"))
+    ]
+    plan = Route(*engines, allow_missing_layers=True).plan(0, [[3, 0]], [[1, 2]], tokens=(1, 8))
+    sources, direct, target = (
+        counting_tensors(engines[0]), untouched_tensors(engines[1]), untouched_tensors(engines[1])
+    )  # fmt: skip
+    plan.copy(KVCache(engines[0], 0, sources), KVCache(engines[1], 0, direct))
+    pinned, to, stream = Twins(sources[:2], Place(None)), Twins(target, Place(0)), make_stream()
+    ends = (
+        KVCache(engines[0], 0, [*pinned.tensors, sources[2]]),
+        KVCache(engines[1], 0, to.tensors),
+    )
+    asked = []
+    for _ in range(2):
+        plan.copy(*ends, stream=stream)
+        asked.append(driver().kvferry_emulated_questions())
+    assert asked[0] == asked[1]
+    wait(stream)
+    to.fetch()
+    assert all(np.array_equal(one, two) for one, two in zip(direct, target, strict=True))
 
 
 def test_the_host_waits_for_nothing_though_many_calls_are_in_flight():
@@ -206,3 +237,19 @@ def test_the_host_waits_for_nothing_though_many_calls_are_in_flight():
             assert np.array_equal(target[target_ids], source[source_ids])
         if first:
             assert not any(to.differ() for *_, (_, to) in calls[0::2])
+
+
+def test_a_calibration_measures_both_ways_and_says_where_one_takes_over(monkeypatch):
+    monkeypatch.setattr(cuda, "_CALIBRATION_BYTES", 4 << 20)  # copied by one thread here
+    calibration = cuda.calibrate()
+    for bus in (calibration.upload, calibration.download):
+        sizes = [speeds.num_bytes for speeds in bus.fragments]
+        assert sizes == [1 << power for power in range(8, 23)]
+        assert all(min(speeds.kernel, speeds.engine, bus.plain) > 1e3 for speeds in bus.fragments)
+    upload, download, pieces = calibration.thresholds().values()
+    never = 2**63 - 1
+    assert {upload, download} <= {*sizes, never}
+    assert pieces in {*(1 << power for power in range(9)), never}
+    for device, error in ((3, LayoutError), (2**40, LayoutError), (-1, ValueError)):
+        with pytest.raises(error):
+            cuda.calibrate(device)
