@@ -1,6 +1,5 @@
 //! The registered tensors of one rank, and where in them each layer's planes lie.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::error::{Result, fail};
@@ -24,6 +23,8 @@ pub struct RankCache {
     pub tensors: Vec<Tensor>,
     /// The tensors' memory, in slot order.
     pub regions: Vec<Region>,
+    /// Where each layer's planes lie, by group, layer and plane.
+    placements: Vec<((usize, u64, usize), Placement)>,
 }
 
 impl RankCache {
@@ -76,7 +77,26 @@ impl RankCache {
             writable: tensor.writable,
         };
         let regions = slots.iter().zip(&tensors).map(region).collect();
-        Self { engine, rank, slots, tensors, regions }
+        let mut placements = Vec::new();
+        for (index, (slot, tensor)) in slots.iter().zip(&tensors).enumerate() {
+            let planes = plane_places(&engine, rank, slot, tensor);
+            for (position, &layer) in slot.layers.iter().enumerate() {
+                let layer_offset = position as u64 * tensor.stride(slot, Axis::Layer);
+                for (plane, plane_offset, strides) in &planes {
+                    let (offset, strides) = (layer_offset + plane_offset, strides.clone());
+                    placements
+                        .push(((slot.group, layer, *plane), Placement { tensor: index, offset, strides }));
+                }
+            }
+        }
+        placements.sort_unstable_by_key(|(place, _)| *place);
+        Self { engine, rank, slots, tensors, regions, placements }
+    }
+
+    /// Where a plane of a layer lies, if this rank holds it.
+    pub fn placement(&self, group: usize, layer: u64, plane: usize) -> Option<&Placement> {
+        let index = self.placements.binary_search_by_key(&(group, layer, plane), |(place, _)| *place).ok()?;
+        Some(&self.placements[index].1)
     }
 
     /// The same with its tensors changed, which must still fit their slots.
@@ -92,13 +112,20 @@ impl RankCache {
     }
 }
 
-/// One plane of one layer: its place in a tensor and how far each axis steps, in bytes.
+/// One plane of one layer: its place in a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Index of the tensor.
     pub tensor: usize,
     /// Bytes from the tensor's first to the plane's.
     pub offset: u64,
+    /// How it lies from there on, mostly as in every other layer.
+    pub strides: PlaneStrides,
+}
+
+/// How far each axis of a plane steps, in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlaneStrides {
     /// Bytes from one block to the next.
     pub block_stride: u64,
     /// Bytes from one token slot to the next.
@@ -120,48 +147,27 @@ pub struct UnitPlacement {
     pub run_bytes: u64,
 }
 
-/// The placements of one rank, by group, layer and plane.
-#[derive(Debug)]
-pub struct Placements(HashMap<(usize, u64, usize), Placement>);
-
-impl Placements {
-    /// Works out where each layer's planes lie.
-    pub fn new(cache: &RankCache) -> Self {
-        let mut placements = HashMap::new();
-        for (index, (slot, tensor)) in cache.slots.iter().zip(&cache.tensors).enumerate() {
-            let planes = plane_places(cache, slot, tensor);
-            for (position, &layer) in slot.layers.iter().enumerate() {
-                let layer_offset = position as u64 * tensor.stride(slot, Axis::Layer);
-                for (plane, plane_offset, units) in &planes {
-                    let placement = Placement {
-                        tensor: index,
-                        offset: layer_offset + plane_offset,
-                        block_stride: tensor.stride(slot, Axis::Block),
-                        slot_stride: tensor.stride(slot, Axis::Slot),
-                        units: units.clone(),
-                    };
-                    placements.insert((slot.group, layer, *plane), placement);
-                }
-            }
-        }
-        Self(placements)
-    }
-
-    /// Where a plane lies, if this rank holds the layer.
-    pub fn find(&self, group: usize, layer: u64, plane: usize) -> Option<&Placement> {
-        self.0.get(&(group, layer, plane))
-    }
-}
-
-/// The planes that a tensor holds: index, bytes from a layer's first to the plane's, and its units.
-fn plane_places(cache: &RankCache, slot: &TensorSlot, tensor: &Tensor) -> Vec<(usize, u64, UnitPlacement)> {
-    let sharded = &cache.engine.groups[slot.group];
-    let first_unit = |facet: usize| sharded.splits[facet].units(cache.engine.tp_rank(cache.rank)).begin;
-    let heads = |items: u64| UnitPlacement {
-        first: first_unit(0),
-        stride: tensor.stride(slot, Axis::Head),
-        inside: Vec::new(),
-        run_bytes: items * slot.item_bytes,
+/// The planes that a tensor holds: index, bytes from a layer's first to the plane's, and how it lies.
+fn plane_places(
+    engine: &Engine,
+    rank: usize,
+    slot: &TensorSlot,
+    tensor: &Tensor,
+) -> Vec<(usize, u64, PlaneStrides)> {
+    let sharded = &engine.groups[slot.group];
+    let first_unit = |facet: usize| sharded.splits[facet].units(engine.tp_rank(rank)).begin;
+    let strides = |units: UnitPlacement| PlaneStrides {
+        block_stride: tensor.stride(slot, Axis::Block),
+        slot_stride: tensor.stride(slot, Axis::Slot),
+        units,
+    };
+    let heads = |items: u64| {
+        strides(UnitPlacement {
+            first: first_unit(0),
+            stride: tensor.stride(slot, Axis::Head),
+            inside: Vec::new(),
+            run_bytes: items * slot.item_bytes,
+        })
     };
     match &sharded.group.kind {
         GroupKind::Attention(attention) => {
@@ -178,7 +184,7 @@ fn plane_places(cache: &RankCache, slot: &TensorSlot, tensor: &Tensor) -> Vec<(u
         GroupKind::State(parts) => {
             let found = parts.iter().enumerate().find(|(_, part)| part.name == slot.planes[0]);
             let (index, part) = found.expect("a state slot is named after its part");
-            vec![(index, 0, state_units(part, first_unit(index), slot, tensor))]
+            vec![(index, 0, strides(state_units(part, first_unit(index), slot, tensor)))]
         }
     }
 }

@@ -1,11 +1,12 @@
 //! Binding: a plan and the tensors of one rank pair become copy loops over a block table.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::ptr;
 use std::sync::Arc;
 
 use crate::error::{Result, fail};
-use crate::memory::cache::{Placement, Placements, RankCache};
+use crate::memory::cache::{Placement, PlaneStrides, RankCache};
 use crate::moves::overlap::{self, BoundSchedule};
 use crate::moves::schedule::{BlockTable, CopyLoop, Schedule, fold};
 use crate::moves::strided::{Dim, Strided};
@@ -18,8 +19,8 @@ use crate::side::Side;
 pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Schedule> {
     check_side(plan, Side::Source, source)?;
     check_side(plan, Side::Target, target)?;
-    let mut binder = Binder { plan, source, target, tables: HashMap::new(), table: BlockTable::default() };
-    let (source_places, target_places) = (Placements::new(source), Placements::new(target));
+    let (tables, planes, table) = (Vec::new(), Vec::new(), BlockTable::default());
+    let mut binder = Binder { plan, source, target, tables, planes, table };
     let mut loops = Vec::new();
     let ends = (source.rank, target.rank);
     let moves = |transfer: &&Transfer| (transfer.source_rank, transfer.target_rank) == ends;
@@ -27,8 +28,8 @@ pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Sched
         let pair = &plan.route().pairs()[transfer.pair];
         for &layer in &pair.layers[transfer.layers.clone()] {
             for plane in pair.facets[transfer.facet].planes.clone() {
-                let from = source_places.find(pair.source_group, layer, plane);
-                let to = target_places.find(pair.target_group, layer, plane);
+                let from = source.placement(pair.source_group, layer, plane);
+                let to = target.placement(pair.target_group, layer, plane);
                 if let (Some(from), Some(to)) = (from, to) {
                     binder.loops(transfer, from, to, &mut loops)?;
                 }
@@ -89,31 +90,62 @@ fn check_side(plan: &Plan, side: Side, cache: &RankCache) -> Result<()> {
 /// What decides a table's slices: the pieces, and block and slot strides of source and target.
 type TableKey = ((usize, u64, u64), [u64; 4]);
 
+/// Slices of the table, each with the shape of its pieces.
+type Slices = Vec<(Shape, Range<usize>)>;
+
 struct Binder<'a> {
     plan: &'a Plan,
     source: &'a RankCache,
     target: &'a RankCache,
-    /// Table slices that exist already, each with the shape of its pieces.
-    tables: HashMap<TableKey, Vec<(Shape, Range<usize>)>>,
+    /// Slices that exist already.
+    tables: Vec<(TableKey, Slices)>,
+    /// What planes that lie alike have in common.
+    planes: Vec<PlaneLoops<'a>>,
     table: BlockTable,
 }
 
-impl Binder<'_> {
+/// The loops of a plane whose tensors begin with it, by which planes that lie alike differ.
+struct PlaneLoops<'a> {
+    transfer: &'a Transfer,
+    strides: [&'a PlaneStrides; 2],
+    loops: Vec<CopyLoop>,
+}
+
+impl<'a> Binder<'a> {
     /// The loops of one plane of one layer: at least one for every shape of piece.
     fn loops(
         &mut self,
-        transfer: &Transfer,
-        from: &Placement,
-        to: &Placement,
+        transfer: &'a Transfer,
+        from: &'a Placement,
+        to: &'a Placement,
         loops: &mut Vec<CopyLoop>,
     ) -> Result<()> {
         self.check_blocks(transfer.pair, from, to)?;
+        let strides = [&from.strides, &to.strides];
+        let is_alike = |plane: &PlaneLoops<'_>| ptr::eq(plane.transfer, transfer) && plane.strides == strides;
+        let alike = self.planes.iter().rposition(is_alike).unwrap_or_else(|| {
+            let loops = self.plane_loops(transfer, strides);
+            self.planes.push(PlaneLoops { transfer, strides, loops });
+            self.planes.len() - 1
+        });
+        loops.extend(self.planes[alike].loops.iter().map(|copy| CopyLoop {
+            source_tensor: from.tensor,
+            target_tensor: to.tensor,
+            source_offset: from.offset + copy.source_offset,
+            target_offset: to.offset + copy.target_offset,
+            ..copy.clone()
+        }));
+        Ok(())
+    }
+
+    fn plane_loops(&mut self, transfer: &Transfer, [from, to]: [&PlaneStrides; 2]) -> Vec<CopyLoop> {
         let (first, count) = (transfer.units.begin, transfer.units.len());
-        let source_offset = from.offset + (first - from.units.first) * from.units.stride;
-        let target_offset = to.offset + (first - to.units.first) * to.units.stride;
+        let source_offset = (first - from.units.first) * from.units.stride;
+        let target_offset = (first - to.units.first) * to.units.stride;
         let units = dim(count, from.units.stride, to.units.stride);
         let inside = from.units.inside.iter().zip(&to.units.inside);
         let inside = inside.map(|((count, source), (_, target))| dim(*count, *source, *target));
+        let mut loops = Vec::new();
         for (shape, entries) in self.slices(transfer, from, to) {
             let slots = dim(shape.slots, from.slot_stride, to.slot_stride);
             let repeats =
@@ -121,8 +153,8 @@ impl Binder<'_> {
             let dims: Vec<Dim> = [repeats, slots, units].into_iter().chain(inside.clone()).collect();
             for (source, target, strided) in Strided::fitting(from.units.run_bytes, dims) {
                 loops.push(CopyLoop {
-                    source_tensor: from.tensor,
-                    target_tensor: to.tensor,
+                    source_tensor: 0,
+                    target_tensor: 0,
                     source_offset: source_offset + source,
                     target_offset: target_offset + target,
                     strided,
@@ -130,7 +162,7 @@ impl Binder<'_> {
                 });
             }
         }
-        Ok(())
+        loops
     }
 
     /// Every block that is moved must exist in the tensors.
@@ -154,27 +186,23 @@ impl Binder<'_> {
     }
 
     /// Table slices of a transfer for these strides, one a shape of piece, in target order.
-    fn slices(
-        &mut self,
-        transfer: &Transfer,
-        from: &Placement,
-        to: &Placement,
-    ) -> Vec<(Shape, Range<usize>)> {
+    fn slices(&mut self, transfer: &Transfer, from: &PlaneStrides, to: &PlaneStrides) -> Slices {
         let strides = [from.block_stride, from.slot_stride, to.block_stride, to.slot_stride];
-        let Self { plan, table, tables, .. } = self;
-        let key = (plan.piece_key(transfer), strides);
-        let append = || {
-            let [source, target] =
-                plan.route().pairs()[transfer.pair].paging.map(|paging| paging.physical_blocks);
-            let source_at = |place: Place| {
-                (place.block * source + place.physical) * from.block_stride + place.slot * from.slot_stride
-            };
-            let target_at = |place: Place| {
-                (place.block * target + place.physical) * to.block_stride + place.slot * to.slot_stride
-            };
-            append_pieces(table, plan.pieces(transfer), source_at, target_at)
+        let key = (self.plan.piece_key(transfer), strides);
+        if let Some((_, slices)) = self.tables.iter().rfind(|(known, _)| *known == key) {
+            return slices.clone();
+        }
+        let [source, target] =
+            self.plan.route().pairs()[transfer.pair].paging.map(|paging| paging.physical_blocks);
+        let source_at = |place: Place| {
+            (place.block * source + place.physical) * from.block_stride + place.slot * from.slot_stride
         };
-        tables.entry(key).or_insert_with(append).clone()
+        let target_at = |place: Place| {
+            (place.block * target + place.physical) * to.block_stride + place.slot * to.slot_stride
+        };
+        let slices = append_pieces(&mut self.table, self.plan.pieces(transfer), source_at, target_at);
+        self.tables.push((key, slices.clone()));
+        slices
     }
 }
 
@@ -187,7 +215,7 @@ fn append_pieces(
     pieces: &[Piece],
     source_at: impl Fn(Place) -> u64,
     target_at: impl Fn(Place) -> u64,
-) -> Vec<(Shape, Range<usize>)> {
+) -> Slices {
     let mut by_shape: BTreeMap<Shape, Vec<(u64, u64)>> = BTreeMap::new();
     for piece in pieces {
         by_shape.entry(piece.shape).or_default().push((target_at(piece.target), source_at(piece.source)));

@@ -106,17 +106,17 @@ fn fold_once(loops: &[CopyLoop]) -> Vec<CopyLoop> {
     let mut rest = loops;
     while let [first, after @ ..] = rest {
         let step = after.first().filter(|next| first.repeats(next)).and_then(|next| first.step_to(next));
-        let repeated = step.map_or(1, |step| {
+        let repeated = step.and_then(|step| {
             let next =
                 |pair: &&[CopyLoop]| pair[0].repeats(&pair[1]) && pair[0].step_to(&pair[1]) == Some(step);
-            1 + rest.windows(2).take_while(next).count()
+            let count = 1 + rest.windows(2).take_while(next).count();
+            let dim = Dim { count: count as u64, source_stride: step.0, target_stride: step.1 };
+            let dims = first.strided.dims.into_iter().chain([dim]);
+            Some((count, Strided::new(first.strided.run_bytes, dims)?))
         });
-        let (source_stride, target_stride) = step.unwrap_or_default();
-        let dim = Dim { count: repeated as u64, source_stride, target_stride };
-        let dims = first.strided.dims.into_iter().chain([dim]);
-        if let Some(strided) = Strided::new(first.strided.run_bytes, dims) {
+        if let Some((count, strided)) = repeated {
             folded.push(CopyLoop { strided, ..first.clone() });
-            rest = &rest[repeated..];
+            rest = &rest[count..];
         } else {
             folded.push(first.clone());
             rest = after;
