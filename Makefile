@@ -59,7 +59,7 @@ WHEEL_INPUTS := $(BUILD_INPUTS) README.md LICENSE \
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 venv: $(STAMPS)/venv ## Make the virtual environment in .venv, with PYTHON=python3
 
@@ -72,8 +72,8 @@ test: $(STAMPS)/dev ## Run every test and every example in the documentation
 	$(BIN)/python -m pytest $(ARGS)
 	cargo test --workspace $(LOCKED)
 
-# The folders are those of `testpaths` in pyproject.toml, and the package is the one in .wheel.
-test-wheel: .wheel/.stamps/installed ## Build the wheel as users do, and run the Python tests on it, in .wheel (5.4 GB)
+# What `testpaths` in pyproject.toml names, with the package as it lies in .wheel.
+test-wheel: .wheel/.stamps/installed ## Build the wheel as users do, and run its Python tests, in .wheel (5.4 GB)
 	$(AS_USER) .wheel/bin/python -m pytest tests/wheel tests/unit tests/property tests/fuzz \
 		tests/gpu --pyargs kvferry $(ARGS)
 

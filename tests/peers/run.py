@@ -1,8 +1,9 @@
 """Run the tests that compare kvferry with the systems themselves, each beside its own wheel.
 
 LMCache's wheel is unpacked without its dependencies and is found by the tests alone. vLLM's build
-for CPUs gets an environment of its own, with kvferry's wheel in it. Both lie in `.peers`. A system
-that cannot be had is skipped with the reason; with CI set, LMCache must be there.
+for CPUs gets an environment of its own, with kvferry's wheel from `target/wheel` in it. Both lie
+in `.peers`. A system that cannot be had is skipped with the reason; with CI set, LMCache must be
+there.
 
     python tests/peers/run.py [ARGUMENT OF PYTEST ...]
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent.relative_to(ROOT)
 PEERS = ROOT / ".peers"
-WHEEL = ROOT / "target/wheel"  # where `make` has built it
+WHEEL = ROOT / "target/wheel"
 BIN = Path(sys.executable).parent
 
 LMCACHE = "lmcache==0.5.6"
