@@ -30,26 +30,36 @@ endif
 UV := $(shell command -v uv 2>/dev/null)
 ifneq ($(UV),)
 # Without a download: the interpreter is the one that PYTHON names.
-CREATE_VENV = UV_PYTHON_DOWNLOADS=never uv venv --quiet --python "$(PYTHON)" .venv
-INSTALL = uv pip install --quiet --python $(BIN)/python
+CREATE_VENV = UV_PYTHON_DOWNLOADS=never uv venv --quiet --python "$(PYTHON)"
+INSTALL_INTO = uv pip install --quiet --python $(1)/bin/python
+BUILD_WHEEL = uv build --quiet --wheel --python $(BIN)/python --out-dir
 DEVELOP_FLAGS := --uv
 else
-CREATE_VENV = "$(PYTHON)" -m venv .venv
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+CREATE_VENV = "$(PYTHON)" -m venv
+INSTALL_INTO = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+BUILD_WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps . --wheel-dir
 endif
+INSTALL = $(call INSTALL_INTO,.venv)
 DEVELOP = $(BIN)/maturin develop --release $(LOCKED) $(DEVELOP_FLAGS)
 # Tests run host copies through the device's kernels, which no wheel has a use for.
 EMULATED := --features emulated
 
+# Users have none of what says here which interpreter and which CUDA compiler to build with. One on
+# their PATH is used, and so it is here.
+AS_USER := env $(addprefix -u ,VIRTUAL_ENV PYO3_PYTHON KVFERRY_NVCC CUDA_HOME)
+
 # What the installed package is built from; Python files are used where they lie.
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
 	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu*' -o -name '*.cpp' \) 2>/dev/null)
+# In a wheel they are copies.
+WHEEL_INPUTS := $(BUILD_INPUTS) README.md LICENSE \
+	$(shell find python \( -name '*.py' -o -name '*.pyi' -o -name '*.typed' -o -name '*.json' \))
 
-.PHONY: help venv build demo test test-peers lint bench instructions mutants clean
+.PHONY: help venv build demo test test-wheel test-peers lint bench instructions mutants clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 venv: $(STAMPS)/venv ## Make the virtual environment in .venv, with PYTHON=python3
 
@@ -62,7 +72,12 @@ test: $(STAMPS)/dev ## Run every test and every example in the documentation
 	$(BIN)/python -m pytest $(ARGS)
 	cargo test --workspace $(LOCKED)
 
-test-peers: $(STAMPS)/dev $(STAMPS)/uv ## Compare with LMCache and vLLM themselves, in .peers (6 GB)
+# What `testpaths` in pyproject.toml names, with the package as it lies in .wheel.
+test-wheel: .wheel/.stamps/installed ## Build the wheel as users do, and run its Python tests, in .wheel (5.4 GB)
+	$(AS_USER) .wheel/bin/python -m pytest tests/wheel tests/unit tests/property tests/fuzz \
+		tests/gpu --pyargs kvferry $(ARGS)
+
+test-peers: $(STAMPS)/dev $(STAMPS)/wheel $(STAMPS)/uv ## Compare with LMCache and vLLM themselves, in .peers (6 GB)
 	$(BIN)/python tests/peers/run.py $(ARGS)
 
 lint: $(STAMPS)/dev ## Check format, lints, types and that the stubs match the extension
@@ -90,14 +105,14 @@ mutants: $(STAMPS)/dev ## Break the planner in known ways, and show that a prope
 	$(BIN)/python tests/mutation/run.py
 
 clean: ## Remove everything that was built
-	rm -rf .venv .peers target dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .wheel .peers target dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	rm -f python/kvferry/_core*.so
 	find python tests benches -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMPS)/venv:
 	@"$(PYTHON)" -c 'import sys; sys.version_info >= (3, 10) or sys.exit("kvferry needs Python 3.10 or newer; PYTHON=$(PYTHON) is " + sys.version.split()[0])'
 	rm -rf .venv
-	$(CREATE_VENV)
+	$(CREATE_VENV) .venv
 	$(INSTALL) "$(MATURIN)"
 	@mkdir -p $(@D) && touch $@
 
@@ -124,3 +139,20 @@ $(STAMPS)/bench: $(STAMPS)/dev
 # A failure is left to the script, which says what it skips.
 $(STAMPS)/uv: $(STAMPS)/venv
 	-$(INSTALL) uv && touch $@
+
+$(STAMPS)/wheel: $(STAMPS)/venv $(WHEEL_INPUTS)
+	rm -rf target/wheel
+	$(AS_USER) $(BUILD_WHEEL) target/wheel
+	@touch $@
+
+# Made anew when what the wheel needs may have changed.
+.wheel/.stamps/venv: pyproject.toml
+	rm -rf .wheel
+	$(CREATE_VENV) .wheel
+	@mkdir -p $(@D) && touch $@
+
+# The first line leaves a wheel of the same version that is already there.
+.wheel/.stamps/installed: $(STAMPS)/wheel .wheel/.stamps/venv
+	$(call INSTALL_INTO,.wheel) "$$(echo target/wheel/*.whl)[test]"
+	$(call INSTALL_INTO,.wheel) --force-reinstall --no-deps target/wheel/*.whl
+	@touch $@

@@ -1,8 +1,9 @@
 """Run the tests that compare kvferry with the systems themselves, each beside its own wheel.
 
 LMCache's wheel is unpacked without its dependencies and is found by the tests alone. vLLM's build
-for CPUs gets an environment of its own, with kvferry's wheel in it. Both lie in `.peers`. A system
-that cannot be had is skipped with the reason; with CI set, LMCache must be there.
+for CPUs gets an environment of its own, with kvferry's wheel from `target/wheel` in it. Both lie
+in `.peers`. A system that cannot be had is skipped with the reason; with CI set, LMCache must be
+there.
 
     python tests/peers/run.py [ARGUMENT OF PYTEST ...]
 """
@@ -20,6 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 TESTS = Path(__file__).parent.relative_to(ROOT)
 PEERS = ROOT / ".peers"
+WHEEL = ROOT / "target/wheel"
 BIN = Path(sys.executable).parent
 
 LMCACHE = "lmcache==0.5.6"
@@ -82,13 +84,9 @@ def compare_vllm(arguments: list[str]) -> bool:
         uv("venv", "--clear", "--python", sys.executable, folder)
         install(python, "--override", overrides, VLLM, "pytest", "hypothesis")
         note_installed(folder, what)
-    wheels = PEERS / "wheels"
-    shutil.rmtree(wheels, ignore_errors=True)
     # What fails here is no reason to skip.
-    build = [BIN / "maturin", "build", "--release", "--quiet", "--out", wheels]
-    subprocess.run(build, cwd=ROOT, check=True)
     put = [BIN / "uv", "--quiet", "pip", "install", "--python", python, "--no-deps", "--reinstall"]
-    subprocess.run([*put, *wheels.iterdir()], cwd=ROOT, check=True)
+    subprocess.run([*put, *WHEEL.glob("*.whl")], cwd=ROOT, check=True)
     # The tests need a configuration, which lies here, and no model.
     return pytest(python, "vllm", arguments, HF_HUB_OFFLINE="1")
 
