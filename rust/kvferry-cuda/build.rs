@@ -6,6 +6,7 @@
 
 use std::env;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,6 +16,8 @@ const VARIABLES: [&str; 6] =
 /// Architectures that get code of their own; later ones compile the portable form when they load it.
 const ARCHITECTURES: [&str; 3] = ["80", "90", "100"];
 const PORTABLE_ARCHITECTURE: &str = "80";
+/// Releases of CUDA whose compilers know all of these, and whose code drivers for CUDA 13.0 take.
+const RELEASES: RangeInclusive<(u32, u32)> = (12, 8)..=(13, 0);
 /// Prints where the compiler's package lies, whatever path the interpreter finds packages by.
 const FIND_PACKAGE: &str = "import importlib.util as u; s = u.find_spec('nvidia'); \
      print('\\n'.join(s.submodule_search_locations if s else ()))";
@@ -68,8 +71,8 @@ fn emulate(cuda: &Path, out: &Path) {
     println!("cargo::rustc-env=KVFERRY_EMULATED_DRIVER={}", library.display());
 }
 
-/// The compiler: the one that is named, on the path, in the toolkit, or in the packages of the Python that
-/// builds.
+/// The compiler: the one that is named, or else the first of a release that will do on the path, in the
+/// toolkit, or in the packages of the Python that builds.
 fn find_nvcc() -> Result<PathBuf, String> {
     if let Some(nvcc) = env::var_os("KVFERRY_NVCC") {
         return if nvcc.is_empty() {
@@ -79,10 +82,29 @@ fn find_nvcc() -> Result<PathBuf, String> {
         };
     }
     let in_toolkit = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
-    let found = on_path("nvcc").chain(in_toolkit).find(|nvcc| nvcc.is_file());
-    found.or_else(|| pythons().into_iter().find_map(|python| in_packages(&python))).ok_or_else(|| {
-        "there is no nvcc on the PATH, in CUDA_HOME or in Python's packages (nvidia-cuda-nvcc)".to_owned()
-    })
+    let installed = on_path("nvcc").chain(in_toolkit).filter(|nvcc| nvcc.is_file());
+    let packaged = pythons().into_iter().filter_map(|python| in_packages(&python));
+    let mut passed_over = String::new();
+    for nvcc in installed.chain(packaged) {
+        match release(&nvcc) {
+            Some(release) if RELEASES.contains(&release) => return Ok(nvcc),
+            Some((major, minor)) => passed_over += &format!(", and {} is of {major}.{minor}", nvcc.display()),
+            None => passed_over += &format!(", and {} does not say of which", nvcc.display()),
+        }
+    }
+    let ((oldest, older), (newest, newer)) = (RELEASES.start(), RELEASES.end());
+    Err(format!(
+        "there is no nvcc of CUDA {oldest}.{older} to {newest}.{newer} on the PATH, in CUDA_HOME or in Python's \
+         packages (nvidia-cuda-nvcc){passed_over}"
+    ))
+}
+
+/// The release of CUDA that a compiler says it is of.
+fn release(nvcc: &Path) -> Option<(u32, u32)> {
+    let output = Command::new(nvcc).arg("--version").output().ok()?;
+    let said = String::from_utf8(output.stdout).ok()?;
+    let (major, minor) = said.split("release ").nth(1)?.split(',').next()?.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
 /// Where a program would be on the path.
