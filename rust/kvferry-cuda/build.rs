@@ -84,18 +84,19 @@ fn find_nvcc() -> Result<PathBuf, String> {
     let in_toolkit = env::var_os("CUDA_HOME").map(|home| Path::new(&home).join("bin/nvcc"));
     let installed = on_path("nvcc").chain(in_toolkit).filter(|nvcc| nvcc.is_file());
     let packaged = pythons().into_iter().filter_map(|python| in_packages(&python));
-    let mut passed_over = String::new();
+    let mut passed_over = Vec::new();
     for nvcc in installed.chain(packaged) {
         match release(&nvcc) {
             Some(release) if RELEASES.contains(&release) => return Ok(nvcc),
-            Some((major, minor)) => passed_over += &format!(", and {} is of {major}.{minor}", nvcc.display()),
-            None => passed_over += &format!(", and {} does not say of which", nvcc.display()),
+            Some((major, minor)) => passed_over.push(format!(" ({} is of {major}.{minor})", nvcc.display())),
+            None => passed_over.push(format!(" ({} says of none)", nvcc.display())),
         }
     }
     let ((oldest, older), (newest, newer)) = (RELEASES.start(), RELEASES.end());
     Err(format!(
         "there is no nvcc of CUDA {oldest}.{older} to {newest}.{newer} on the PATH, in CUDA_HOME or in Python's \
-         packages (nvidia-cuda-nvcc){passed_over}"
+         packages (nvidia-cuda-nvcc){}",
+        passed_over.concat()
     ))
 }
 

@@ -25,32 +25,15 @@ pub unsafe fn repair(repair: &Repair, threads: Option<usize>) {
     if transposition.is_identity() || repair.rows.is_empty() {
         return; // a tensor of no bytes has no rows
     }
-    let row_bytes = check_inside(repair);
-    let parts = pool::count(row_bytes.saturating_mul(repair.rows.len() as u64), threads);
+    repair.assert_inside();
+    let parts = pool::count(repair.row_bytes().saturating_mul(repair.rows.len() as u64), threads);
     let rows_per_part = repair.rows.len().div_ceil(parts).max(1);
     let parts: Vec<&[u64]> = repair.rows.chunks(rows_per_part).collect();
     pool::run(&parts, |rows| {
-        // SAFETY: the caller guarantees the memory, in which each row lies (`check_inside`); rows are
+        // SAFETY: the caller guarantees the memory, in which each row lies (`assert_inside`); rows are
         // distinct, so that no two threads touch one byte.
         unsafe { repair_rows(repair, rows) };
     });
-}
-
-/// Refuses rows that reach past their tensor; the bytes of a row.
-fn check_inside(repair: &Repair) -> u64 {
-    let Transposition { outer, inner, item, element_bytes } = repair.transposition;
-    let steps = [outer, inner, item[0], item[1], repair.matrices[0], repair.matrices[1]];
-    let span = steps.iter().try_fold(element_bytes, |bytes, step| {
-        (step.count - 1).checked_mul(step.stride).and_then(|reach| bytes.checked_add(reach))
-    });
-    let furthest = repair.rows.iter().max().copied().unwrap_or(0);
-    let end = span.and_then(|span| furthest.checked_add(span));
-    let extent_bytes = repair.region.extent_bytes;
-    assert!(
-        end.is_some_and(|end| end <= extent_bytes),
-        "a row ends at {end:?}, past a tensor of {extent_bytes} bytes"
-    );
-    steps.iter().map(|step| step.count).product::<u64>() * element_bytes
 }
 
 /// # Safety

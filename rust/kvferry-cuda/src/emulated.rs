@@ -88,7 +88,7 @@ pub unsafe fn repair(repair: &Repair, order: Order, scratch: Scratch) -> Result<
     if repair.transposition.is_identity() || repair.rows.is_empty() {
         return Ok(());
     }
-    reach::check_rows(repair);
+    repair.assert_inside();
     let address = repair.region.address;
     if let Some(matrices) = Matrices::cut(repair, scratch.shared_bytes) {
         let record = [matrices.record(address)];

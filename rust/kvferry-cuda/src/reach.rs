@@ -1,6 +1,5 @@
 //! Reach: everything that is handed to a device lies inside its tensor, checked again before any of it is.
 
-use kvferry_core::copies::repair::{Repair, Transposition};
 use kvferry_core::moves::overlap::BoundSchedule;
 
 use crate::ranges::Ranges;
@@ -20,15 +19,4 @@ pub fn check_loops(bound: &BoundSchedule<'_>) {
         source[copy.source_tensor].assert_reach(copy.source_offset, source_entry, source_span);
         target[copy.target_tensor].assert_reach(copy.target_offset, target_entry, target_span);
     }
-}
-
-/// # Panics
-///
-/// If a row reaches outside its tensor. [`Repair::new`] rules that out.
-pub fn check_rows(repair: &Repair) {
-    let Transposition { outer, inner, item, element_bytes } = repair.transposition;
-    let [planes, parts] = repair.matrices;
-    let steps = [outer, inner, item[0], item[1], planes, parts];
-    let reach = steps.iter().map(|step| (step.count - 1) * step.stride).sum::<u64>();
-    repair.region.assert_reach(0, repair.rows.iter().max().copied(), reach + element_bytes);
 }

@@ -125,14 +125,14 @@ pub unsafe fn repair(repair: &Repair, stream: Stream) -> Result<()> {
     if repair.transposition.is_identity() || repair.rows.is_empty() {
         return Ok(());
     }
-    reach::check_rows(repair);
+    repair.assert_inside();
     // SAFETY: the caller guarantees the stream.
     let on = unsafe { Submission::begin(ordinal(&repair.region).into_iter(), stream)? };
     let place = Memory::default().place(slice::from_ref(&repair.region), 0, on.device)?;
     let Some(address) = place.device_address else {
         return Err(Error::Layout(format!("{} is not mapped for the device", repair.region.name)));
     };
-    // SAFETY: the caller guarantees stream and memory, in which every row lies (`check_rows`).
+    // SAFETY: the caller guarantees stream and memory, in which every row lies (`assert_inside`).
     unsafe {
         match in_shared_memory(repair, on.device.most_shared_bytes) {
             Some(matrices) => on.transpose(repair, &matrices, address),

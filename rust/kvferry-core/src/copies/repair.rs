@@ -209,4 +209,28 @@ impl Repair {
             transposition: Transposition { outer, inner, item: [around, elements], element_bytes },
         })
     }
+
+    /// Bytes that are moved of a row.
+    pub fn row_bytes(&self) -> u64 {
+        self.steps().iter().map(|step| step.count).product::<u64>() * self.transposition.element_bytes
+    }
+
+    /// Asserts that every row lies in the tensor.
+    ///
+    /// # Panics
+    ///
+    /// If one does not. [`Self::new`] rules that out; whoever executes it asks again.
+    pub fn assert_inside(&self) {
+        let reach = self.steps().iter().try_fold(self.transposition.element_bytes, |bytes, step| {
+            (step.count - 1).checked_mul(step.stride)?.checked_add(bytes)
+        });
+        self.region.assert_reach(0, self.rows.iter().max().copied(), reach.unwrap_or(u64::MAX));
+    }
+
+    /// What leads to every element of a row.
+    fn steps(&self) -> [Step; 6] {
+        let Transposition { outer, inner, item: [around, elements], .. } = self.transposition;
+        let [planes, parts] = self.matrices;
+        [outer, inner, around, elements, planes, parts]
+    }
 }
