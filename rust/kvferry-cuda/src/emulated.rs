@@ -115,8 +115,8 @@ pub unsafe fn repair(repair: &Repair, order: Order, scratch: Scratch) -> Result<
 ///
 /// Whatever the job reads and writes must be valid for that.
 unsafe fn run(job: &Job, order: Order) {
-    let loops = CopyLoops::new(job, address_of(&job.loops), address_of(&job.table));
-    let runs = CopyRuns::new(job, address_of(&job.runs));
+    let loops = job.copy_loops(address_of(&job.loops), address_of(&job.table));
+    let runs = job.copy_runs(address_of(&job.runs));
     // SAFETY: the caller guarantees what is copied; the records outlive the calls.
     let misaligned = unsafe {
         kvferry_emulated_copy_loops(&raw const loops, &raw const order)

@@ -7,7 +7,7 @@ use kvferry_core::moves::strided::{Dim, Strided, each_step};
 use kvferry_core::{Error, Result};
 
 use crate::ranges::Ranges;
-use crate::records::{self, Divisor, Entry, Loop, Run, narrow};
+use crate::records::{self, CopyLoops, CopyRuns, Divisor, Entry, Loop, Run, narrow};
 
 /// Threads of a block, and vectors that each holds at once, as `block.cuh` declares them.
 pub const DEVICE_THREADS: u32 = 256;
@@ -119,6 +119,16 @@ impl Job {
             return Ok(());
         }
         self.push_loop(strided, source, target, entries, vector_bytes)
+    }
+
+    /// What the loop kernel is called with where the job's records lie there.
+    pub fn copy_loops(&self, loops: u64, table: u64) -> CopyLoops {
+        CopyLoops { loops, table, num_tiles: self.loop_tiles, num_loops: narrow(self.loops.len() as u64) }
+    }
+
+    /// What the run kernel is called with where the job's records lie there.
+    pub fn copy_runs(&self, runs: u64) -> CopyRuns {
+        CopyRuns { runs, num_tiles: self.run_tiles, num_runs: narrow(self.runs.len() as u64) }
     }
 
     fn push_loop(

@@ -18,6 +18,7 @@ mod matrices;
 mod ranges;
 mod reach;
 mod records;
+mod submission;
 mod submit;
 
 pub use crate::driver::available;

@@ -4,8 +4,6 @@ use std::slice;
 
 use kvferry_core::moves::strided::{self, MAX_DIMS};
 
-use crate::job::Job;
-
 /// Steps that lead from one matrix of a row to the next: the repair's own, and those along an item that is
 /// cut.
 pub const MATRIX_STEPS: usize = 4;
@@ -137,13 +135,6 @@ pub struct CopyLoops {
     pub num_loops: u32,
 }
 
-impl CopyLoops {
-    /// Of a job whose records lie there.
-    pub fn new(job: &Job, loops: u64, table: u64) -> Self {
-        Self { loops, table, num_tiles: job.loop_tiles, num_loops: narrow(job.loops.len() as u64) }
-    }
-}
-
 /// What the run kernel is called with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -151,13 +142,6 @@ pub struct CopyRuns {
     pub runs: u64,
     pub num_tiles: u64,
     pub num_runs: u32,
-}
-
-impl CopyRuns {
-    /// Of a job whose records lie there.
-    pub fn new(job: &Job, runs: u64) -> Self {
-        Self { runs, num_tiles: job.run_tiles, num_runs: narrow(job.runs.len() as u64) }
-    }
 }
 
 /// What the transposing kernel is called with.

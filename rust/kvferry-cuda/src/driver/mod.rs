@@ -1,5 +1,6 @@
 //! The driver: opened where there is one, and asked for devices, streams, memory and launches.
 
+mod chunk;
 pub mod device;
 pub mod engine;
 pub mod memory;
