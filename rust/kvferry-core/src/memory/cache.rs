@@ -93,9 +93,14 @@ impl RankCache {
         Self { engine, rank, slots, tensors, regions, placements }
     }
 
-    /// Where a plane of a layer lies, if this rank holds it.
-    pub fn placement(&self, group: usize, layer: u64, plane: usize) -> Option<&Placement> {
-        let index = self.placements.binary_search_by_key(&(group, layer, plane), |(place, _)| *place).ok()?;
+    /// Where a plane of a layer lies, if this rank holds it. Whoever asks for one after another is answered at
+    /// once: `next` is where the one behind the last was found.
+    pub fn placement(&self, place: (usize, u64, usize), next: &mut usize) -> Option<&Placement> {
+        let index = match self.placements.get(*next) {
+            Some((here, _)) if *here == place => *next,
+            _ => self.placements.binary_search_by_key(&place, |(place, _)| *place).ok()?,
+        };
+        *next = index + 1;
         Some(&self.placements[index].1)
     }
 

@@ -21,15 +21,15 @@ pub fn bind(plan: &Plan, source: &RankCache, target: &RankCache) -> Result<Sched
     check_side(plan, Side::Target, target)?;
     let (tables, planes, table) = (Vec::new(), Vec::new(), BlockTable::default());
     let mut binder = Binder { plan, source, target, tables, planes, table };
-    let mut loops = Vec::new();
+    let (mut loops, mut next) = (Vec::new(), [0; 2]);
     let ends = (source.rank, target.rank);
     let moves = |transfer: &&Transfer| (transfer.source_rank, transfer.target_rank) == ends;
     for transfer in plan.transfers().iter().filter(moves) {
         let pair = &plan.route().pairs()[transfer.pair];
         for &layer in &pair.layers[transfer.layers.clone()] {
             for plane in pair.facets[transfer.facet].planes.clone() {
-                let from = source.placement(pair.source_group, layer, plane);
-                let to = target.placement(pair.target_group, layer, plane);
+                let from = source.placement((pair.source_group, layer, plane), &mut next[0]);
+                let to = target.placement((pair.target_group, layer, plane), &mut next[1]);
                 if let (Some(from), Some(to)) = (from, to) {
                     binder.loops(transfer, from, to, &mut loops)?;
                 }

@@ -92,7 +92,8 @@ pub struct BlockTable {
 pub fn fold(mut loops: Vec<CopyLoop>) -> Vec<CopyLoop> {
     loop {
         // Loops that may repeat each other become neighbours; the stable sort keeps their order.
-        loops.sort_by_key(|copy| (copy.target_tensor, copy.source_tensor, copy.entries.start, copy.strided));
+        let ends = |copy: &CopyLoop| (copy.target_tensor, copy.source_tensor, copy.entries.start);
+        loops.sort_by(|a, b| ends(a).cmp(&ends(b)).then_with(|| a.strided.cmp(&b.strided)));
         let folded = fold_once(&loops);
         if folded.len() == loops.len() {
             return loops;
