@@ -50,7 +50,7 @@ AS_USER := env $(addprefix -u ,VIRTUAL_ENV PYO3_PYTHON KVFERRY_NVCC CUDA_HOME)
 
 # What the installed package is built from; Python files are used where they lie.
 BUILD_INPUTS := Cargo.toml $(wildcard Cargo.lock) pyproject.toml \
-	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu*' -o -name '*.cpp' \) 2>/dev/null)
+	$(shell find rust cuda \( -name '*.rs' -o -name '*.toml' -o -name '*.cu*' -o -name '*.[ch]pp' \) 2>/dev/null)
 # In a wheel they are copies.
 WHEEL_INPUTS := $(BUILD_INPUTS) README.md LICENSE \
 	$(shell find python \( -name '*.py' -o -name '*.pyi' -o -name '*.typed' -o -name '*.json' \))

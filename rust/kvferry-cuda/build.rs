@@ -60,13 +60,20 @@ fn main() {
 /// that takes the place of the real one.
 #[cfg(feature = "emulated")]
 fn emulate(cuda: &Path, out: &Path) {
-    let sources = ["emulated.cpp", "driver.cpp"].map(|file| cuda.join("emulated").join(file));
+    let kernels = cuda.join("emulated/kernels.cpp");
+    let driver = ["devices.cpp", "faults.cpp", "memory.cpp", "streams.cpp"]
+        .map(|file| cuda.join("emulated/driver").join(file));
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").opt_level(1).include(cuda.join("include"));
-    build.clone().file(&sources[0]).compile("kvferry_emulated");
+    build.clone().file(&kernels).compile("kvferry_emulated");
     let library = out.join("libcuda.so");
     let mut link = build.pic(true).get_compiler().to_command();
-    let status = link.args(["-shared", "-Wl,-soname,libcuda.so", "-o"]).arg(&library).args(sources).status();
+    let status = link
+        .args(["-shared", "-Wl,-soname,libcuda.so", "-o"])
+        .arg(&library)
+        .arg(kernels)
+        .args(driver)
+        .status();
     assert!(status.is_ok_and(|status| status.success()), "the emulated driver cannot be built");
     println!("cargo::rustc-env=KVFERRY_EMULATED_DRIVER={}", library.display());
 }
