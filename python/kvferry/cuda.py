@@ -7,6 +7,9 @@ Copies and repairs of device memory are enqueued on the stream that the caller n
 handle (torch: ``stream.cuda_stream``), and have not finished when they return. That other streams
 wait for them or are waited for, that the stream exists, and that tensors stay alive and are not
 written to until it has passed, is the caller's part. Host memory that takes part must be pinned.
+
+A `kvferry.errors.TransferError` says that the driver has failed or refused something; so may a
+`MemoryError`. Parts of the call may be enqueued then: wait for the stream before freeing tensors.
 """
 
 from __future__ import annotations

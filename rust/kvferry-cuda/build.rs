@@ -38,6 +38,9 @@ fn main() {
             println!("cargo::rustc-env=KVFERRY_KERNELS={}", image.display());
             println!("cargo::rustc-env=KVFERRY_KERNELS_LOG={}", log(&image).display());
             println!("cargo::rustc-env=KVFERRY_BUILT_WITH_NVCC={}", nvcc.display());
+            // Drivers take what a compiler of their release or an earlier one has made.
+            let (major, minor) = release(&nvcc).unwrap_or(*RELEASES.end());
+            println!("cargo::rustc-env=KVFERRY_OLDEST_DRIVER={}", 1000 * major + 10 * minor);
             if let Some(cuobjdump) =
                 on_path("cuobjdump").chain([nvcc.with_file_name("cuobjdump")]).find(|f| f.is_file())
             {

@@ -19,6 +19,7 @@ PROPERTIES = [
     for name in ("test_block_copies.py", "test_push.py", "test_route.py", "test_staging.py")
 ]
 CALLS = Path(__file__).parent / "helpers" / "emulated_calls.py"
+EDGES = CALLS.with_name("emulated_edges.py")
 VARIABLE = "KVFERRY_EMULATED_DEVICE"
 # How threads take turns between barriers, and whether blocks of few of them go around often.
 ORDERS = ("forward", "backward", "forward-small", "backward-small")
@@ -59,6 +60,11 @@ def test_another_order_than_those_is_refused(monkeypatch):
 @pytest.mark.parametrize("order", ORDERS)
 def test_properties_of_host_copies_hold_for_the_kernels(order):
     run_tests(*PROPERTIES, **{VARIABLE: order, "KVFERRY_EXAMPLES": "120"})
+
+
+@needs_kernels
+def test_edges_hold():
+    run_tests(EDGES)
 
 
 @needs_kernels

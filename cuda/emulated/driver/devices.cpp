@@ -78,6 +78,8 @@ DRIVER(cuCtxEnablePeerAccess)(Context* peer, uint32_t) {
 }
 
 DRIVER(cuModuleLoadData)(void** module, const void* image) {
+    LOCKED;
+    if (const Result refused = refuse_while_capturing()) return refused;
     *module = &contexts;
     return *static_cast<const uint32_t*>(image) == 0xBA55ED50 ? SUCCESS : INVALID_IMAGE;
 }

@@ -74,6 +74,7 @@ struct Memory {
     int device;
     uint64_t seen_at;
     bool is_pooled = false;  // its device gives no other access
+    bool is_managed = false;  // seen by all
 };
 
 struct Function {

@@ -12,6 +12,7 @@ using namespace emulated;
 namespace {
 
 bool can_see(const Memory& memory, uint64_t begin, int device) {
+    if (memory.is_managed) return true;
     if (memory.device < 0) return memory.seen_at == 0 || memory.seen_at == begin;
     return memory.device == device || (can_access[device][memory.device] && !memory.is_pooled);
 }
@@ -40,7 +41,7 @@ bool tell(void* answer, int attribute, uint64_t address) {
     switch (attribute) {
         case 2: *static_cast<uint32_t*>(answer) = is_host ? 1 : 2; return true;
         case 3: *static_cast<uint64_t*>(answer) = address - begin + (is_host ? memory->seen_at : begin); return true;
-        case 8: *static_cast<bool*>(answer) = false; return true;
+        case 8: *static_cast<bool*>(answer) = memory->is_managed; return true;
         case 9: *static_cast<int*>(answer) = is_host ? 0 : memory->device; return true;
         case 10: *static_cast<int*>(answer) = !is_host && !memory->is_pooled; return true;
         case 11: *static_cast<uint64_t*>(answer) = begin; return true;
@@ -102,6 +103,12 @@ DRIVER(cuMemAlloc_v2)(uint64_t* address, size_t num_bytes) {
     if (const Result refused = refuse_while_capturing()) return refused;
     if (fails()) return OUT_OF_MEMORY;
     return allocate(address, num_bytes);
+}
+DRIVER(cuMemAllocManaged)(uint64_t* address, size_t num_bytes, uint32_t) {
+    LOCKED;
+    const Result result = allocate(address, num_bytes);
+    if (result == SUCCESS) memories[*address].is_managed = true;
+    return result;
 }
 DRIVER(cuMemFree_v2)(uint64_t address) {
     LOCKED;

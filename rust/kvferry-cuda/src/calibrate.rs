@@ -29,6 +29,8 @@ const SIZES: std::ops::RangeInclusive<u32> = 8..=22;
 /// Numbers of pieces of [`FEW_BYTES`] each, as powers of two.
 const COUNTS: std::ops::RangeInclusive<u32> = 0..=8;
 const FEW_BYTES: u64 = 4 << 10;
+/// By how much two measurements of the same differ.
+const NOISE: f64 = 0.05;
 /// Copies that count, after a first one that does not.
 const ROUNDS: u64 = 7;
 /// An odd number whose multiples jump about.
@@ -69,28 +71,33 @@ pub struct Calibration {
 /// side: the largest pieces, and at most [`MAX_BYTES`].
 pub fn calibrate(ordinal: i32, total_bytes: u64) -> Result<Calibration> {
     let least = 1 << SIZES.end();
-    if !(least..=MAX_BYTES).contains(&total_bytes) {
-        return Err(Error::Value(format!("{total_bytes} bytes are not in [{least}, {MAX_BYTES}]")));
+    if !(least..=MAX_BYTES).contains(&total_bytes) || !total_bytes.is_power_of_two() {
+        return Err(Error::Value(format!("{total_bytes} is no power of two in [{least}, {MAX_BYTES}]")));
     }
     let device = Device::get(ordinal)?;
     let bench = Bench::new(device, total_bytes)?;
     let _current = device.make_current()?;
     let [upload, download] = [bench.bus(true)?, bench.bus(false)?];
-    let few =
-        COUNTS.map(|power| bench.speeds(true, FEW_BYTES, 1 << power).map(|speeds| (1 << power, speeds)));
-    let few = few.collect::<Result<Vec<(u64, Speeds)>>>()?;
+    let counts = [bench.count_for_kernel(true)?, bench.count_for_kernel(false)?];
     let thresholds = Thresholds {
         upload_bytes: size_for_engine(&upload.fragments),
         download_bytes: size_for_engine(&download.fragments),
-        min_kernel_pieces: from_there_on(&few, |speeds| speeds.kernel >= speeds.engine)
-            .unwrap_or(Thresholds::NEVER),
+        min_kernel_pieces: counts[0].max(counts[1]),
     };
     Ok(Calibration { upload, download, thresholds })
 }
 
+/// The size from which on the engine is as fast. It wins where both are, as it leaves the multiprocessors alone.
 fn size_for_engine(fragments: &[Speeds]) -> u64 {
     let by_size: Vec<_> = fragments.iter().map(|speeds| (speeds.num_bytes, *speeds)).collect();
-    from_there_on(&by_size, |speeds| speeds.engine >= speeds.kernel).unwrap_or(Thresholds::NEVER)
+    from_there_on(&by_size, |speeds| speeds.engine >= speeds.kernel * (1.0 - NOISE))
+        .unwrap_or(Thresholds::NEVER)
+}
+
+/// The number of pieces from which on a kernel is faster.
+fn count_for_kernel(by_count: &[(u64, Speeds)]) -> u64 {
+    let most = by_count.last().map_or(1, |(count, _)| *count);
+    from_there_on(by_count, |speeds| speeds.kernel >= speeds.engine * (1.0 - NOISE)).unwrap_or(2 * most)
 }
 
 /// The first number from which on everything holds.
@@ -137,6 +144,14 @@ impl Bench {
         Ok(BusSpeeds { plain: self.speed(is_upload, self.total_bytes, 1, Way::Engine)?, fragments })
     }
 
+    fn count_for_kernel(&self, is_upload: bool) -> Result<u64> {
+        let by_count = COUNTS.map(|power| {
+            let count = 1 << power;
+            Ok((count, self.speeds(is_upload, FEW_BYTES, count)?))
+        });
+        Ok(count_for_kernel(&by_count.collect::<Result<Vec<_>>>()?))
+    }
+
     /// Speeds of so many pieces that lie about, a power of two.
     fn speeds(&self, is_upload: bool, num_bytes: u64, count: u64) -> Result<Speeds> {
         let kernel = self.speed(is_upload, num_bytes, count, Way::Kernel)?;
@@ -178,9 +193,10 @@ impl Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         let Ok(_current) = self.device.make_current() else { return };
-        // SAFETY: what was made is given back once; every copy was waited for, or the device has failed.
+        // SAFETY: what was made is given back once, behind what may still be enqueued where a call has failed.
         unsafe {
             if !self.stream.is_null() {
+                let _ = sys::cuStreamSynchronize(self.stream);
                 let _ = sys::cuStreamDestroy_v2(self.stream);
             }
             if self.on_device != 0 {
@@ -232,8 +248,13 @@ mod tests {
             ratios.iter().enumerate().map(speeds).collect()
         };
         assert_eq!(size_for_engine(&speeds(&[0.1, 1.2, 0.9, 1.0, 2.0])), 2048);
-        assert_eq!(size_for_engine(&speeds(&[1.1, 1.2])), 256);
+        assert_eq!(size_for_engine(&speeds(&[1.1, 1.2, 0.96, 0.97])), 256);
         assert_eq!(size_for_engine(&speeds(&[1.1, 0.2])), Thresholds::NEVER);
+        let by_count = |ratios: &[f64]| -> Vec<(u64, Speeds)> {
+            speeds(ratios).into_iter().map(|speeds| (speeds.num_bytes >> 8, speeds)).collect()
+        };
+        assert_eq!(count_for_kernel(&by_count(&[3.0, 2.0, 1.04, 0.5])), 4);
+        assert_eq!(count_for_kernel(&by_count(&[3.0, 2.0, 1.4, 1.3])), 16);
     }
 
     #[test]

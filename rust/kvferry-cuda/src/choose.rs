@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::env;
 use std::sync::OnceLock;
 
-use kvferry_core::{Error, Result};
+use kvferry_core::Error;
 
 /// Pieces of one call that the copy engine takes where a kernel could as well: they take it about a second.
 pub const MAX_ENGINE_COPIES: u64 = 1 << 20;
@@ -38,7 +38,7 @@ pub enum Way {
 
 /// A loop as pieces of one size, in one direction.
 #[derive(Clone, Copy, Debug)]
-pub struct Pieces {
+pub struct Traffic {
     /// Where they go.
     pub direction: Direction,
     /// Bytes of each.
@@ -73,8 +73,8 @@ impl Thresholds {
         ["KVFERRY_CUDA_UPLOAD_BYTES", "KVFERRY_CUDA_DOWNLOAD_BYTES", "KVFERRY_CUDA_MIN_KERNEL_PIECES"];
 
     /// Those that hold in this process, read from the environment once.
-    pub fn current() -> Result<Self> {
-        static CURRENT: OnceLock<Result<Thresholds>> = OnceLock::new();
+    pub fn current() -> kvferry_core::Result<Self> {
+        static CURRENT: OnceLock<kvferry_core::Result<Thresholds>> = OnceLock::new();
         CURRENT.get_or_init(|| Self::DEFAULT.overridden(|name| env::var(name).ok())).clone()
     }
 
@@ -86,7 +86,7 @@ impl Thresholds {
         }
     }
 
-    fn overridden(self, read: impl Fn(&str) -> Option<String>) -> Result<Self> {
+    fn overridden(self, read: impl Fn(&str) -> Option<String>) -> kvferry_core::Result<Self> {
         let value = |name: &str, usual: u64| match read(name) {
             None => Ok(usual),
             Some(text) => text
@@ -102,9 +102,9 @@ impl Thresholds {
         })
     }
 
-    /// What executes each loop of a call; `None` where nothing can.
-    pub fn choose(self, loops: &[Pieces]) -> Option<Vec<Way>> {
-        let is_small = |pieces: &Pieces| match pieces.direction {
+    /// What executes each loop of a call; an error is the first that nothing can.
+    pub fn choose(self, loops: &[Traffic]) -> Result<Vec<Way>, usize> {
+        let is_small = |pieces: &Traffic| match pieces.direction {
             Direction::Upload => pieces.num_bytes < self.upload_bytes,
             Direction::Download => pieces.num_bytes < self.download_bytes,
             // The engine would have the host wait for a copy from host to host.
@@ -115,7 +115,7 @@ impl Thresholds {
             small.map(|pieces| pieces.count).fold(0, u64::saturating_add)
         };
         let [uploads, downloads] = [Direction::Upload, Direction::Download].map(small_pieces);
-        let is_for_kernel = |pieces: &Pieces| {
+        let is_for_kernel = |pieces: &Traffic| {
             is_small(pieces)
                 && match pieces.direction {
                     Direction::Upload => uploads >= self.min_kernel_pieces,
@@ -123,20 +123,20 @@ impl Thresholds {
                     Direction::OnDevice | Direction::OnHost => true,
                 }
         };
-        let way = |pieces: &Pieces| match pieces.can {
-            [true, true] => Some(if is_for_kernel(pieces) { Way::Kernel } else { Way::Engine }),
-            [true, false] => Some(Way::Kernel),
-            [false, true] => Some(Way::Engine),
-            [false, false] => None,
+        let way = |(index, pieces): (usize, &Traffic)| match pieces.can {
+            [true, true] => Ok(if is_for_kernel(pieces) { Way::Kernel } else { Way::Engine }),
+            [true, false] => Ok(Way::Kernel),
+            [false, true] => Ok(Way::Engine),
+            [false, false] => Err(index),
         };
-        let mut ways = loops.iter().map(way).collect::<Option<Vec<Way>>>()?;
+        let mut ways = loops.iter().enumerate().map(way).collect::<Result<Vec<Way>, usize>>()?;
         relieve_engine(loops, &mut ways);
-        Some(ways)
+        Ok(ways)
     }
 }
 
 /// Leaves the smallest pieces to a kernel where there are more than [`MAX_ENGINE_COPIES`].
-fn relieve_engine(loops: &[Pieces], ways: &mut [Way]) {
+fn relieve_engine(loops: &[Traffic], ways: &mut [Way]) {
     let by_engine = |index: &usize| ways[*index] == Way::Engine;
     let mut by_engine: Vec<usize> = (0..loops.len()).filter(by_engine).collect();
     let mut count = by_engine.iter().fold(0, |sum: u64, index| sum.saturating_add(loops[*index].count));
@@ -155,11 +155,11 @@ mod tests {
 
     const BOTH: [bool; 2] = [true, true];
 
-    fn pieces(direction: Direction, num_bytes: u64, count: u64) -> Pieces {
-        Pieces { direction, num_bytes, count, can: BOTH }
+    fn pieces(direction: Direction, num_bytes: u64, count: u64) -> Traffic {
+        Traffic { direction, num_bytes, count, can: BOTH }
     }
 
-    fn ways(loops: &[Pieces]) -> Vec<Way> {
+    fn ways(loops: &[Traffic]) -> Vec<Way> {
         Thresholds::DEFAULT.choose(loops).unwrap()
     }
 
@@ -199,7 +199,7 @@ mod tests {
         ];
         assert_eq!(ways(&loops[..2]), [Way::Engine, Way::Engine]);
         assert_eq!(ways(&loops), [Way::Engine, Way::Kernel, Way::Engine]);
-        let only_by_engine = Pieces { can: [false, true], ..loops[1] };
+        let only_by_engine = Traffic { can: [false, true], ..loops[1] };
         assert_eq!(ways(&[loops[0], only_by_engine, loops[2]]), [Way::Engine, Way::Engine, Way::Kernel]);
         assert_eq!(ways(&[loops[0], only_by_engine, only_by_engine])[0], Way::Kernel);
         assert_eq!(way(Direction::Upload, 1 << 20, u64::MAX), Way::Kernel);
@@ -209,9 +209,9 @@ mod tests {
     fn what_only_one_can_execute_goes_that_way() {
         let small = pieces(Direction::Upload, 1, 100);
         let large = pieces(Direction::Upload, 1 << 20, 100);
-        assert_eq!(ways(&[Pieces { can: [false, true], ..small }]), [Way::Engine]);
-        assert_eq!(ways(&[Pieces { can: [true, false], ..large }]), [Way::Kernel]);
-        assert_eq!(Thresholds::DEFAULT.choose(&[small, Pieces { can: [false, false], ..large }]), None);
+        assert_eq!(ways(&[Traffic { can: [false, true], ..small }]), [Way::Engine]);
+        assert_eq!(ways(&[Traffic { can: [true, false], ..large }]), [Way::Kernel]);
+        assert_eq!(Thresholds::DEFAULT.choose(&[small, Traffic { can: [false, false], ..large }]), Err(1));
     }
 
     #[test]

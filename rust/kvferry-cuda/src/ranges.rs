@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// How many are looked through: the loops of a schedule repeat over few different ranges, one after another.
+/// How many are kept: the loops of a schedule repeat over few different ranges, one after another.
 const LATEST: usize = 8;
 
 /// Results by range.
@@ -18,9 +18,11 @@ impl<T> Default for Ranges<T> {
 impl<T: Clone> Ranges<T> {
     /// What `work_out` gives for a range, or has given lately.
     pub fn of(&mut self, range: Range<usize>, work_out: impl FnOnce() -> T) -> T {
-        let latest = self.0.iter().rev().take(LATEST);
-        if let Some((_, made)) = latest.into_iter().find(|(known, _)| *known == range) {
+        if let Some((_, made)) = self.0.iter().rfind(|(known, _)| *known == range) {
             return made.clone();
+        }
+        if self.0.len() == LATEST {
+            self.0.remove(0);
         }
         let made = work_out();
         self.0.push((range, made.clone()));

@@ -1,10 +1,12 @@
 //! Submissions: what one call has the kernels of a device do, with the tables that they read.
 
 use kvferry_core::copies::repair::Repair;
+use kvferry_core::memory::region::Region;
 use kvferry_core::{Error, Result};
 
 use crate::driver::check_available;
 use crate::driver::device::{Current, Device, USUAL_SHARED_BYTES};
+use crate::driver::memory;
 use crate::driver::scratch::Scratch;
 use crate::driver::stream::{Stream, Uncaptured};
 use crate::job::{DEVICE_THREADS, Job};
@@ -26,16 +28,23 @@ pub struct Submission {
 }
 
 impl Submission {
+    /// For a call on tensors in these regions.
+    ///
     /// # Safety
     ///
     /// The stream must exist.
-    pub unsafe fn begin(mut ordinals: impl Iterator<Item = i32>, stream: Stream) -> Result<Self> {
+    pub unsafe fn begin<'a>(
+        mut regions: impl Iterator<Item = &'a Region> + Clone,
+        stream: Stream,
+    ) -> Result<Self> {
         check_available()?;
+        let uncaptured = Uncaptured::begin()?; // a device may be opened, which no capture repeats
+        let mut ordinals = regions.clone().filter_map(memory::ordinal);
         let device = if stream.is_default() {
-            let ordinal = ordinals.next().ok_or_else(|| {
+            let ordinal = ordinals.next().or_else(|| regions.find_map(memory::managed_ordinal));
+            Device::get(ordinal.ok_or_else(|| {
                 Error::Layout("no tensor lies on a device: a default stream could be that of any".to_owned())
-            })?;
-            Device::get(ordinal)?
+            })?)?
         } else {
             // SAFETY: the caller guarantees the stream, which is no default one.
             let device = Device::of_context(unsafe { stream.context()? })?;
@@ -50,7 +59,6 @@ impl Submission {
             device
         };
         let current = device.make_current()?;
-        let uncaptured = Uncaptured::begin()?;
         // SAFETY: the caller guarantees the stream; its device's context is current.
         let is_captured = unsafe { stream.is_captured()? };
         Ok(Self { device, stream, is_captured, _uncaptured: uncaptured, _current: current })

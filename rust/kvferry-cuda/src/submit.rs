@@ -1,6 +1,6 @@
 //! What a call enqueues on its stream, after everything has been checked.
 
-use std::slice;
+use std::{iter, slice};
 
 use kvferry_core::copies::repair::Repair;
 use kvferry_core::moves::overlap::BoundSchedule;
@@ -8,10 +8,10 @@ use kvferry_core::moves::schedule::CopyLoop;
 use kvferry_core::moves::strided::each_step;
 use kvferry_core::{Error, Result};
 
-use crate::choose::{self, Direction, Thresholds, Way};
+use crate::choose::{Direction, Thresholds, Traffic, Way};
 use crate::driver::device::Device;
 use crate::driver::engine::Pieces;
-use crate::driver::memory::{Memory, Owner, Place, ordinal};
+use crate::driver::memory::{Memory, Owner, Place};
 use crate::driver::stream::Stream;
 use crate::job::{DEVICE_THREADS, Job};
 use crate::reach;
@@ -35,8 +35,7 @@ pub struct Placed<'a> {
 /// Tensors lie on one device, or on two with access to one another, or in pinned host memory. The stream is
 /// one of a device that takes part; a default stream is that of the target's device, or else of the source's.
 ///
-/// A captured stream can repeat what was copied before by the same tensors, blocks and strides: what kernels
-/// read besides the tensors is then on the device and stays there. Anything else is refused.
+/// On a captured stream, what kernels read besides the tensors stays on the device for good.
 ///
 /// # Panics
 ///
@@ -64,17 +63,22 @@ pub(crate) unsafe fn copy_by(placed: &[Placed<'_>], stream: Stream, thresholds: 
     for placed in placed {
         reach::check_loops(&placed.bound);
     }
-    let ordinals = placed.iter().flat_map(|Placed { bound, .. }| {
-        let ends = |copy: &CopyLoop| [&bound.target[copy.target_tensor], &bound.source[copy.source_tensor]];
-        bound.schedule.loops.iter().flat_map(ends).filter_map(ordinal)
+    let loops: Vec<(&Placed<'_>, &CopyLoop)> = placed
+        .iter()
+        .flat_map(|placed| placed.bound.schedule.loops.iter().map(move |copy| (placed, copy)))
+        .collect();
+    let regions = loops.iter().flat_map(|(Placed { bound, .. }, copy)| {
+        [&bound.target[copy.target_tensor], &bound.source[copy.source_tensor]]
     });
     // SAFETY: the caller guarantees the stream.
-    let on = unsafe { Submission::begin(ordinals, stream)? };
-    let ends = placed.iter().flat_map(|placed| placed.ends(on.device)).collect::<Result<Vec<Ends>>>()?;
-    let loops = || placed.iter().flat_map(|placed| &placed.bound.schedule.loops);
-    let pieces: Vec<_> = loops().zip(&ends).map(|(copy, ends)| ends.pieces(copy)).collect();
-    let ways = thresholds.choose(&pieces).ok_or_else(|| {
-        Error::Layout("host memory that is pinned in several parts is not mapped for the device".to_owned())
+    let on = unsafe { Submission::begin(regions, stream)? };
+    let ends = loops.iter().map(|(placed, copy)| placed.ends(copy, on.device));
+    let ends = ends.collect::<Result<Vec<Ends>>>()?;
+    let traffic: Vec<Traffic> = loops.iter().zip(&ends).map(|((_, copy), ends)| ends.traffic(copy)).collect();
+    let ways = thresholds.choose(&traffic).map_err(|stuck| {
+        let (Placed { bound, .. }, copy) = loops[stuck];
+        let name = &bound.source[copy.source_tensor].name;
+        Error::Layout(format!("{name} or its target is pinned in parts that the device does not see as one"))
     })?;
 
     let mut job = Job::new(DEVICE_THREADS);
@@ -89,13 +93,10 @@ pub(crate) unsafe fn copy_by(placed: &[Placed<'_>], stream: Stream, thresholds: 
     unsafe { on.run(&[job])? };
 
     let mut pieces = Pieces::new(stream, on.is_captured);
-    let mut chosen = ways.iter().zip(&ends);
-    for Placed { bound, .. } in placed {
-        for (copy, (way, ends)) in bound.schedule.loops.iter().zip(&mut chosen) {
-            if *way == Way::Engine {
-                // SAFETY: as above.
-                unsafe { push_pieces(&mut pieces, bound, copy, ends)? };
-            }
+    for ((Placed { bound, .. }, copy), (way, ends)) in loops.into_iter().zip(ways.iter().zip(&ends)) {
+        if *way == Way::Engine {
+            // SAFETY: as above.
+            unsafe { push_pieces(&mut pieces, bound, copy, ends)? };
         }
     }
     // SAFETY: as above.
@@ -119,7 +120,7 @@ pub unsafe fn repair(repair: &Repair, stream: Stream) -> Result<()> {
     }
     repair.assert_inside();
     // SAFETY: the caller guarantees the stream.
-    let on = unsafe { Submission::begin(ordinal(&repair.region).into_iter(), stream)? };
+    let on = unsafe { Submission::begin(iter::once(&repair.region), stream)? };
     let place = Memory::default().place(slice::from_ref(&repair.region), 0, on.device)?;
     let Some(address) = place.device_address else {
         return Err(Error::Layout(format!("{} is not mapped for the device", repair.region.name)));
@@ -129,14 +130,12 @@ pub unsafe fn repair(repair: &Repair, stream: Stream) -> Result<()> {
 }
 
 impl Placed<'_> {
-    /// Where each loop's tensors are.
-    fn ends(&self, device: &Device) -> impl Iterator<Item = Result<Ends>> {
-        let Self { bound, source, target } = *self;
-        bound.schedule.loops.iter().map(move |copy| {
-            Ok(Ends {
-                source: source.place(bound.source, copy.source_tensor, device)?,
-                target: target.place(bound.target, copy.target_tensor, device)?,
-            })
+    /// Where a loop's tensors are.
+    fn ends(&self, copy: &CopyLoop, device: &Device) -> Result<Ends> {
+        let Self { bound, source, target } = self;
+        Ok(Ends {
+            source: source.place(bound.source, copy.source_tensor, device)?,
+            target: target.place(bound.target, copy.target_tensor, device)?,
         })
     }
 }
@@ -150,9 +149,9 @@ struct Ends {
 
 impl Ends {
     /// The loop's pieces, and what can copy them.
-    fn pieces(&self, copy: &CopyLoop) -> choose::Pieces {
+    fn traffic(&self, copy: &CopyLoop) -> Traffic {
         let is_host = |place: Place| place.owner == Owner::Host;
-        choose::Pieces {
+        Traffic {
             direction: match (is_host(self.source), is_host(self.target)) {
                 (false, false) => Direction::OnDevice,
                 (true, false) => Direction::Upload,

@@ -100,43 +100,44 @@ fn tables_are_given_up_when_no_stream_needs_them() {
 
 #[test]
 #[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
-fn a_graph_repeats_what_is_resident() {
-    let (case, other, on) = (
-        Case::new(blocks(40_000, 1, 32), cuda(0), cuda(0)), // with a table as large as those that replace it
-        Case::new(blocks(41, 4, 256), cuda(0), cuda(0)),
-        stream(0),
-    );
-    case.copy(on).unwrap();
-    // SAFETY: the stream exists; graphs are instantiated and launched as they were captured.
-    unsafe {
-        done(sys::cuStreamBeginCapture_v2(
-            handle(on),
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-        ));
-        assert!(message(case.copy(on)).contains("has not run yet"));
-        let mut graph = ptr::null_mut();
-        done(sys::cuStreamEndCapture(handle(on), &raw mut graph));
-
-        done(wait(on));
-        case.refill(7);
-        done(sys::cuStreamBeginCapture_v2(
-            handle(on),
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
-        ));
-        case.copy(on).unwrap();
-        assert!(message(other.copy(on)).contains("once before the capture"));
-        done(sys::cuStreamEndCapture(handle(on), &raw mut graph));
-        assert!(!case.is_done());
-
-        let mut executable = ptr::null_mut();
-        done(sys::cuGraphInstantiateWithFlags(&raw mut executable, graph, 0));
-        replace_tables(on);
-        for seed in [8, 9] {
-            case.refill(seed);
-            done(sys::cuGraphLaunch(executable, handle(on)));
-            done(wait(on));
-            assert!(case.is_done());
+fn a_graph_repeats_copies_that_were_made_before_and_others() {
+    // With tables as large as those that replace them.
+    let [before, never, on] = [(), (), ()].map(|()| Case::new(blocks(40_000, 1, 32), cuda(0), cuda(0)));
+    let stream = stream(0);
+    let mut graph = ptr::null_mut();
+    let capture = |calls: &[&Case]| {
+        let mut captured = ptr::null_mut();
+        // SAFETY: the stream exists.
+        unsafe {
+            done(sys::cuStreamBeginCapture_v2(
+                handle(stream),
+                sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL,
+            ));
+            for case in calls {
+                case.copy(stream).unwrap();
+            }
+            done(sys::cuStreamEndCapture(handle(stream), &raw mut captured));
         }
+        captured
+    };
+    before.copy(stream).unwrap();
+    done(wait(stream));
+    on.copy(stream).unwrap(); // has not run when it is captured
+    let captured = capture(&[&before, &never, &on]);
+    never.copy(stream).unwrap(); // what the graph brings along is not on the device yet
+    done(wait(stream));
+    assert!(never.is_done() && on.is_done());
+    // SAFETY: the graph was captured just now.
+    done(unsafe { sys::cuGraphInstantiateWithFlags(&raw mut graph, captured, 0) });
+    replace_tables(stream);
+    for seed in [8, 9] {
+        for case in [&before, &never, &on] {
+            case.refill(seed);
+        }
+        // SAFETY: the graph and the stream exist.
+        done(unsafe { sys::cuGraphLaunch(graph, handle(stream)) });
+        done(wait(stream));
+        assert!([&before, &never, &on].iter().all(|case| case.is_done()));
     }
 }
 

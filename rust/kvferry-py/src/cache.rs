@@ -27,10 +27,10 @@ use crate::errors::{OrRaise, to_py};
 /// rank
 ///     Global rank in ``[0, engine.num_ranks)``.
 /// tensors
-///     Anything that speaks DLPack (torch, numpy, …) in host memory: a sequence in the order of
+///     Anything that speaks DLPack (torch, numpy, …) in host or CUDA memory: a sequence in the order of
 ///     ``engine.tensor_slots(rank)``, or a mapping from slot name. Nothing is copied, and each
-///     tensor's memory stays alive as long as this object; the producer must not move or shrink it
-///     meanwhile (torch's ``resize_`` of a storage does).
+///     tensor's memory stays alive as long as this object; the producer must not move, shrink or unpin
+///     it meanwhile (torch's ``resize_`` of a storage moves it).
 /// axes
 ///     Axis letters of the tensors' dimensions in the order in which they are handed over, where that
 ///     is not memory order: one string, or a tuple with one entry a group.

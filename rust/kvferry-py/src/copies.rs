@@ -50,7 +50,8 @@ use crate::execution::Execution;
 /// OverlapError
 ///     A target block is named twice, or memory is both read and written.
 ///
-/// Nothing has been written when one of these is raised.
+/// Nothing has been written when one of these is raised. A `TransferError` says that the CUDA driver has
+/// failed: what was enqueued before may still run (`kvferry.cuda`).
 ///
 /// Examples
 /// --------
@@ -123,7 +124,8 @@ pub fn copy_blocks(
 /// OverlapError
 ///     A target row is named twice, or memory is both read and written.
 ///
-/// Nothing has been written when one of these is raised.
+/// Nothing has been written when one of these is raised. A `TransferError` says that the CUDA driver has
+/// failed: what was enqueued before may still run (`kvferry.cuda`).
 ///
 /// Examples
 /// --------
@@ -198,7 +200,8 @@ pub fn copy_kv_blocks(
 /// LayoutError
 ///     A tensor of another number of dimensions, read-only, or overlapping itself.
 ///
-/// Nothing has been written when one of these is raised.
+/// Nothing has been written when one of these is raised. A `TransferError` says that the CUDA driver has
+/// failed: what was enqueued before may still run (`kvferry.cuda`).
 ///
 /// Examples
 /// --------
@@ -248,7 +251,8 @@ pub fn kv_postprocess_blksize_on_receive(
 /// LayoutError
 ///     A tensor of another number of dimensions, read-only, or overlapping itself.
 ///
-/// Nothing has been written when one of these is raised.
+/// Nothing has been written when one of these is raised. A `TransferError` says that the CUDA driver has
+/// failed: what was enqueued before may still run (`kvferry.cuda`).
 ///
 /// Examples
 /// --------
@@ -296,7 +300,8 @@ pub fn kv_postprocess_layout_on_receive(
 /// LayoutError
 ///     A tensor of another number of dimensions, read-only, or overlapping itself.
 ///
-/// Nothing has been written when one of these is raised.
+/// Nothing has been written when one of these is raised. A `TransferError` says that the CUDA driver has
+/// failed: what was enqueued before may still run (`kvferry.cuda`).
 ///
 /// Examples
 /// --------

@@ -9,8 +9,8 @@ use crate::errors::OrRaise;
 
 /// Why memory of GPUs cannot be copied here; `None` where it can.
 #[pyfunction]
-pub fn cuda_unavailable_reason() -> Option<String> {
-    kvferry_cuda::available().err()
+pub fn cuda_unavailable_reason(py: Python<'_>) -> Option<String> {
+    py.detach(|| kvferry_cuda::available().err()) // the driver may take seconds to start
 }
 
 /// Speeds by size of fragment: bytes of each, and bytes per second by a kernel and by the copy engine.

@@ -25,7 +25,8 @@ impl Execution {
     }
 
     /// Copies what schedules that run together move. A host copy has finished when this returns; one that
-    /// touches device memory has been enqueued on the stream. An error has changed nothing. `memory` is what
+    /// touches device memory has been enqueued on the stream. An error has changed nothing, unless the driver
+    /// has refused what it had to enqueue behind something else. `memory` is what
     /// is known of each schedule's source and target tensors.
     ///
     /// # Safety

@@ -222,6 +222,8 @@ impl Plan {
     ///     A rank that the plan uses has no cache here.
     /// BlockRangeError, OverlapError, LayoutError
     ///     As for `descriptors`. Nothing has been written then.
+    /// TransferError
+    ///     The CUDA driver has failed: what was enqueued before may still run (`kvferry.cuda`).
     #[pyo3(signature = (sources, targets, *, stream=None, threads=None))]
     fn copy(
         &self,

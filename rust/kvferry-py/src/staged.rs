@@ -70,10 +70,12 @@ impl Staged {
     /// Raises
     /// ------
     /// LayoutError
-    ///     The buffer is too small, not contiguous or on a device that cannot be copied from, or the target's tensors have
-    ///     other strides than those that this was made for.
+    ///     The buffer is too small, not contiguous or on a device that cannot be copied from, or the
+    ///     target's tensors have other strides than those that this was made for.
     /// OverlapError
     ///     The buffer shares memory with what is written.
+    /// TransferError
+    ///     The CUDA driver has failed: what was enqueued before may still run (`kvferry.cuda`).
     #[pyo3(signature = (scratch, target, *, stream=None))]
     fn finish(
         &self,

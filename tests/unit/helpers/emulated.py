@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from producers import CPU, CUDA, Producer
+from producers import CPU, CUDA, CUDA_MANAGED, Producer
 
 from kvferry import _core
 
@@ -71,10 +71,14 @@ class Place:
 
     def hold(self, content: np.ndarray) -> Any:
         address = ctypes.c_uint64()
-        allocate = driver().cuMemHostAlloc if self._ordinal is None else driver().cuMemAlloc_v2
         arguments = [ctypes.byref(address), ctypes.c_size_t(content.nbytes)]
         with _current(self._ordinal or 0):
-            _done(allocate(*arguments, 0) if self._ordinal is None else allocate(*arguments))
+            if self._ordinal is None:
+                _done(driver().cuMemHostAlloc(*arguments, 0))
+            elif self.device[0] == CUDA_MANAGED:
+                _done(driver().cuMemAllocManaged(*arguments, 1))
+            else:
+                _done(driver().cuMemAlloc_v2(*arguments))
         memory = (ctypes.c_uint8 * content.nbytes).from_address(address.value)
         self.read(memory)[:] = content
         return memory

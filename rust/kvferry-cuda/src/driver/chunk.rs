@@ -1,6 +1,6 @@
 //! Chunks: memory for tables in two halves, pinned and the device's, filled round and round.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::{ptr, slice};
@@ -11,8 +11,10 @@ use kvferry_core::Result;
 use crate::driver::check;
 use crate::driver::stream::Stream;
 
-/// At whose multiples tables begin: that of an allocation.
-pub const ALIGNMENT: u64 = 256;
+/// At whose multiples tables begin: a page, which bounds how many there are.
+pub const ALIGNMENT: u64 = 4096;
+/// Tables that are looked at again for each new one, so that no more events are out than streams need.
+const SETTLED_AT_ONCE: usize = 2;
 
 /// Memory that is never given back.
 #[derive(Debug)]
@@ -21,9 +23,15 @@ pub struct Chunk {
     device: u64,
     pub capacity: u64,
     /// Bytes that were ever taken. Where something lies is its position in this count, modulo the capacity.
-    pub end: u64,
-    /// In the order in which they were made.
-    pub tables: VecDeque<Table>,
+    end: u64,
+    /// Those that give way, in the order in which they were made.
+    tables: VecDeque<Table>,
+    /// So many of the first were found idle.
+    settled: usize,
+    /// Those that stay for good.
+    kept: Vec<Table>,
+    /// Positions of those that can be found, by their digests.
+    known: HashMap<u64, Vec<u64>>,
 }
 
 /// What kernels read for one call, or several that are the same.
@@ -31,14 +39,12 @@ pub struct Chunk {
 pub struct Table {
     pub position: u64,
     pub num_bytes: u64,
-    /// By which it is found; `None` where it is not what it should be.
+    /// By which it is found, if it can be.
     pub digest: Option<u64>,
     /// Recorded after the upload, until that is known to have passed.
     pub uploaded: Option<CUevent>,
     /// Streams that were given it, by the driver's number for them, with an event after the last use.
     pub uses: Vec<(u64, CUevent)>,
-    /// Whether it stays for good.
-    pub is_kept: bool,
 }
 
 /// Events that nothing waits for.
@@ -58,7 +64,12 @@ impl Chunk {
             }
             allocated?;
         }
-        Ok(Self { host: host.cast(), device, capacity, end: 0, tables: VecDeque::new() })
+        Ok(Self::of(host.cast(), device, capacity))
+    }
+
+    fn of(host: *mut u8, device: u64, capacity: u64) -> Self {
+        let (tables, kept, known) = (VecDeque::new(), Vec::new(), HashMap::new());
+        Self { host, device, capacity, end: 0, tables, settled: 0, kept, known }
     }
 
     /// The next position where so many bytes lie side by side on nothing that is kept, once the tables
@@ -66,16 +77,20 @@ impl Chunk {
     pub fn room(&mut self, num_bytes: u64, events: &mut Events) -> Result<Option<u64>> {
         let Some(position) = self.next(num_bytes) else { return Ok(None) };
         // What lies up to one turn behind the end of the new table is overwritten by it.
-        let is_passed = |table: &Table| table.position + self.capacity < position + num_bytes;
-        while let Some(index) = self.tables.iter().position(|table| !table.is_kept) {
-            let table = &mut self.tables[index];
-            if !is_passed(table) {
-                break;
-            }
-            if !table.is_idle(events)? {
+        while let Some(oldest) = self.tables.front_mut()
+            && oldest.position + self.capacity < position + num_bytes
+        {
+            if !oldest.is_idle(events)? {
                 return Ok(None);
             }
-            self.tables.remove(index);
+            self.settled = self.settled.saturating_sub(1);
+            if let Some(Table { position, digest: Some(digest), .. }) = self.tables.pop_front() {
+                let same = self.known.entry(digest).or_default();
+                same.retain(|other| *other != position);
+                if same.is_empty() {
+                    self.known.remove(&digest);
+                }
+            }
         }
         Ok(Some(position))
     }
@@ -88,7 +103,7 @@ impl Chunk {
                 position = position.next_multiple_of(self.capacity);
                 continue;
             }
-            let kept = self.tables.iter().filter(|table| table.is_kept).map(|table| self.place(table));
+            let kept = self.kept.iter().map(|table| self.place(table.position, table.num_bytes));
             let in_the_way = kept.filter(|kept| kept.start < begin + num_bytes && begin < kept.end);
             match in_the_way.map(|kept| kept.end).max() {
                 Some(end) => position = (position + end - begin).next_multiple_of(ALIGNMENT),
@@ -98,25 +113,85 @@ impl Chunk {
         None
     }
 
-    fn place(&self, table: &Table) -> Range<u64> {
-        let begin = table.position % self.capacity;
-        begin..begin + table.num_bytes
+    /// Adds a table that gives way at the position where there was room for it.
+    pub fn add(&mut self, table: Table, events: &mut Events) -> Result<()> {
+        self.end = table.position + table.num_bytes;
+        if let Some(digest) = table.digest {
+            self.known.entry(digest).or_default().push(table.position);
+        }
+        self.tables.push_back(table);
+        for _ in 0..SETTLED_AT_ONCE {
+            let next = self.tables.get_mut(self.settled);
+            if !next.map_or(Ok(false), |table| table.is_idle(events))? {
+                break;
+            }
+            self.settled += 1;
+        }
+        Ok(())
     }
 
-    /// Where a table lies on the device.
-    pub fn address(&self, table: &Table) -> u64 {
-        self.device + self.place(table).start
+    /// Adds one that stays, at the position where there was room for it.
+    pub fn add_kept(&mut self, table: Table) {
+        self.end = table.position + table.num_bytes;
+        self.kept.push(table);
     }
 
-    /// Where it lies in pinned memory.
-    pub fn host_of(&self, table: &Table) -> *mut u8 {
-        self.host.wrapping_add(usize::try_from(self.place(table).start).expect("bytes of memory"))
+    /// Has a table stay.
+    pub fn keep(&mut self, position: u64) {
+        if let Ok(index) = self.index(position)
+            && let Some(table) = self.tables.remove(index)
+        {
+            self.settled -= usize::from(index < self.settled);
+            self.kept.push(table);
+        }
     }
 
-    pub fn bytes(&self, table: &Table) -> &[u8] {
-        let num_bytes = usize::try_from(table.num_bytes).expect("bytes of memory");
-        // SAFETY: so many bytes were written to its pinned half, which is not written while it is borrowed.
-        unsafe { slice::from_raw_parts(self.host_of(table), num_bytes) }
+    /// Bytes of those that stay.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept.iter().map(|table| table.num_bytes).sum()
+    }
+
+    /// The position of a table of these bytes.
+    pub fn find(&self, bytes: &[u8], digest: u64) -> Option<u64> {
+        let is_same = |position: &u64| {
+            let table = self.table(*position)?;
+            if table.num_bytes != bytes.len() as u64 {
+                return None;
+            }
+            let (_, host) = self.addresses(*position);
+            // SAFETY: so many bytes were written to its pinned half, which is not written while it is borrowed.
+            let held = unsafe { slice::from_raw_parts(host, bytes.len()) };
+            (held == bytes).then_some(*position)
+        };
+        self.known.get(&digest)?.iter().find_map(is_same)
+    }
+
+    fn index(&self, position: u64) -> std::result::Result<usize, usize> {
+        self.tables.binary_search_by_key(&position, |table| table.position)
+    }
+
+    fn table(&self, position: u64) -> Option<&Table> {
+        match self.index(position) {
+            Ok(index) => self.tables.get(index),
+            Err(_) => self.kept.iter().find(|table| table.position == position),
+        }
+    }
+
+    /// The table at a position, if it gives way.
+    pub fn table_mut(&mut self, position: u64) -> Option<&mut Table> {
+        let index = self.index(position).ok()?;
+        self.tables.get_mut(index)
+    }
+
+    fn place(&self, position: u64, num_bytes: u64) -> Range<u64> {
+        let begin = position % self.capacity;
+        begin..begin + num_bytes
+    }
+
+    /// Where a position lies on the device, and in pinned memory.
+    pub fn addresses(&self, position: u64) -> (u64, *mut u8) {
+        let begin = self.place(position, 0).start;
+        (self.device + begin, self.host.wrapping_add(usize::try_from(begin).expect("bytes of memory")))
     }
 }
 
@@ -167,7 +242,22 @@ impl Table {
 }
 
 impl Events {
-    pub fn take(&mut self) -> Result<CUevent> {
+    /// An event behind what is enqueued on the stream.
+    ///
+    /// # Safety
+    ///
+    /// The stream must exist and belong to the device, whose context must be current.
+    pub unsafe fn record(&mut self, stream: Stream) -> Result<CUevent> {
+        let event = self.take()?;
+        // SAFETY: the caller guarantees the stream.
+        let recorded = check(unsafe { sys::cuEventRecord(event, stream.handle()) }, "recording an event");
+        if recorded.is_err() {
+            self.0.push(event);
+        }
+        recorded.map(|()| event)
+    }
+
+    fn take(&mut self) -> Result<CUevent> {
         if let Some(event) = self.0.pop() {
             return Ok(event);
         }
@@ -197,30 +287,35 @@ mod tests {
     const CAPACITY: u64 = 16 * ALIGNMENT;
 
     fn chunk() -> Chunk {
-        Chunk { host: ptr::null_mut(), device: 0, capacity: CAPACITY, end: 0, tables: VecDeque::new() }
+        Chunk::of(ptr::null_mut(), 0, CAPACITY)
     }
 
     /// Adds a table that no stream uses, if there is room.
-    fn add(chunk: &mut Chunk, num_bytes: u64) -> Option<Range<u64>> {
-        let position = chunk.room(num_bytes, &mut Events::default()).unwrap()?;
-        let (digest, uploaded, uses) = (None, None, Vec::new());
-        let table = Table { position, num_bytes, digest, uploaded, uses, is_kept: false };
-        let place = chunk.place(&table);
-        chunk.end = position + num_bytes;
-        chunk.tables.push_back(table);
-        Some(place)
+    fn add(chunk: &mut Chunk, num_bytes: u64) -> Option<u64> {
+        let mut events = Events::default();
+        let position = chunk.room(num_bytes, &mut events).unwrap()?;
+        let (digest, uploaded, uses) = (Some(num_bytes % 3), None, Vec::new());
+        chunk.add(Table { position, num_bytes, digest, uploaded, uses }, &mut events).unwrap();
+        Some(position)
+    }
+
+    fn places(chunk: &Chunk) -> Vec<Range<u64>> {
+        let tables = chunk.tables.iter().chain(&chunk.kept);
+        let mut places: Vec<_> = tables.map(|table| chunk.place(table.position, table.num_bytes)).collect();
+        places.sort_by_key(|place| place.start);
+        places
     }
 
     #[test]
     fn tables_follow_one_another_and_give_way_to_those_that_come_around() {
         let mut chunk = chunk();
         let half = CAPACITY / 2;
-        assert_eq!(add(&mut chunk, half - 1), Some(0..half - 1));
-        assert_eq!(add(&mut chunk, half), Some(half..CAPACITY));
-        assert_eq!(chunk.tables.len(), 2);
-        assert_eq!(add(&mut chunk, 1), Some(0..1));
-        assert_eq!(add(&mut chunk, half), Some(ALIGNMENT..ALIGNMENT + half));
-        assert_eq!(chunk.tables.len(), 2); // the large ones gave way
+        assert_eq!(add(&mut chunk, half - 1), Some(0));
+        assert_eq!(add(&mut chunk, half), Some(half));
+        assert_eq!(places(&chunk), [0..half - 1, half..CAPACITY]);
+        assert_eq!(add(&mut chunk, 1), Some(CAPACITY));
+        assert_eq!(add(&mut chunk, half), Some(CAPACITY + ALIGNMENT));
+        assert_eq!(places(&chunk), [0..1, ALIGNMENT..ALIGNMENT + half]); // the large ones gave way
         assert_eq!(add(&mut chunk, CAPACITY + 1), None);
     }
 
@@ -231,15 +326,21 @@ mod tests {
             for (num_bytes, kind) in steps {
                 // Most are small, and some are kept.
                 let num_bytes = if kind > 1 { num_bytes.div_ceil(8) } else { num_bytes };
-                if add(&mut chunk, num_bytes).is_some() && kind == 7 {
-                    chunk.tables.back_mut().unwrap().is_kept = true;
+                if let Some(position) = add(&mut chunk, num_bytes).filter(|_| kind == 7) {
+                    chunk.keep(position);
                 }
-                let mut places: Vec<_> = chunk.tables.iter().map(|table| chunk.place(table)).collect();
-                places.sort_by_key(|place| place.start);
+                let places = places(&chunk);
                 for (place, next) in places.iter().zip(places.iter().skip(1)) {
-                    prop_assert!(place.end <= next.start, "{:?}", chunk.tables);
+                    prop_assert!(place.end <= next.start, "{:?}", chunk);
                 }
                 prop_assert!(places.iter().all(|place| place.start % ALIGNMENT == 0 && place.end <= CAPACITY));
+                let mut known: Vec<u64> = chunk.known.values().flatten().copied().collect();
+                known.sort_unstable();
+                let mut positions: Vec<u64> =
+                    chunk.tables.iter().chain(&chunk.kept).map(|table| table.position).collect();
+                positions.sort_unstable();
+                prop_assert_eq!(known, positions);
+                prop_assert!(chunk.settled <= chunk.tables.len());
             }
         }
     }

@@ -28,6 +28,8 @@ pub struct Memory(OnceLock<Box<[OnceLock<Known>]>>);
 #[derive(Debug)]
 struct Known {
     place: Place,
+    /// The device whose context was current.
+    asked_on: i32,
     /// Devices that can access it, each a bit.
     accessible_from: AtomicU64,
 }
@@ -59,6 +61,11 @@ pub fn ordinal(region: &Region) -> Option<i32> {
     (region.device.kind == CUDA).then_some(region.device.index)
 }
 
+/// The device that the driver was asked for when it allocated what it moves about.
+pub fn managed_ordinal(region: &Region) -> Option<i32> {
+    (region.device.kind == CUDA_MANAGED).then_some(region.device.index)
+}
+
 impl Memory {
     /// Where one of the tensors that this is of lies; refused where `device`, whose context must be current,
     /// cannot copy it without waiting.
@@ -67,9 +74,13 @@ impl Memory {
         let known = if let Some(known) = all[tensor].get() {
             known
         } else {
-            let place = place(&regions[tensor])?;
-            all[tensor].get_or_init(|| Known { place, accessible_from: AtomicU64::new(0) })
+            let (place, asked_on) = (place(&regions[tensor])?, device.ordinal);
+            all[tensor].get_or_init(|| Known { place, asked_on, accessible_from: AtomicU64::new(0) })
         };
+        // Devices may see pinned memory at different addresses.
+        if known.place.owner == Owner::Host && known.asked_on != device.ordinal {
+            return place(&regions[tensor]);
+        }
         known.check_access(&regions[tensor], device)?;
         Ok(known.place)
     }
@@ -116,7 +127,11 @@ fn place(region: &Region) -> Result<Place> {
     let place = Place { address: *address, device_address: Some(*address), owner, is_whole: true };
     match owner {
         _ if *extent_bytes == 0 => Ok(place),
-        Owner::Managed => Ok(place),
+        Owner::Managed if Allocation::of(*address)?.managed != 0 => Ok(place),
+        Owner::Managed => {
+            let name = &region.name;
+            Err(Error::Layout(format!("{name} is said to be managed memory, which the driver does not know")))
+        }
         Owner::Device(ordinal) => {
             let found = Allocation::of(*address)?;
             if found.managed != 0 || found.is(CUmemorytype::CU_MEMORYTYPE_DEVICE) && found.ordinal == ordinal

@@ -17,9 +17,6 @@ use cudarc::driver::sys::{self, CUresult};
 use kvferry_copy::fork;
 use kvferry_core::{Error, Result};
 
-/// The oldest driver that is used: the one for the compiler's version, whose kernels older ones refuse.
-const MIN_VERSION: i32 = 13000;
-
 /// The kernels for all devices, or why there are none.
 #[cfg(kernels)]
 pub const KERNELS: std::result::Result<&[u8], &str> = Ok({
@@ -57,12 +54,12 @@ fn find_out() -> std::result::Result<(), String> {
         IS_FORKED.store(true, Ordering::Relaxed);
     }
     KERNELS.map_err(|reason| format!("this build has no CUDA kernels: {reason}"))?;
+    if !fork::tell_children(forked) {
+        return Err("there is no memory to watch for forks".to_owned());
+    }
     // SAFETY: loading the driver's library runs its initializers, which any program may do.
     if !unsafe { sys::is_culib_present() } {
         return Err("the CUDA driver (libcuda) cannot be loaded".to_owned());
-    }
-    if !fork::tell_children(forked) {
-        return Err("there is no memory to watch for forks".to_owned());
     }
     let mut version = 0;
     // SAFETY: the library is there; the pointer is valid for a number.
@@ -71,8 +68,9 @@ fn find_out() -> std::result::Result<(), String> {
             .and_then(|()| check(sys::cuDriverGetVersion(&raw mut version), "asking for its version"))
     };
     asked.map_err(|error| error.to_string())?;
-    if version < MIN_VERSION {
-        let (given, needed) = (in_words(version), in_words(MIN_VERSION));
+    let oldest = option_env!("KVFERRY_OLDEST_DRIVER").and_then(|oldest| oldest.parse().ok()).unwrap_or(0);
+    if version < oldest {
+        let (given, needed) = (in_words(version), in_words(oldest));
         return Err(format!("the CUDA driver is for CUDA {given}, older than {needed}"));
     }
     let capabilities = capabilities().map_err(|error| error.to_string())?;
@@ -114,6 +112,12 @@ pub fn check_available() -> Result<()> {
 pub fn check(answer: CUresult, what: &str) -> Result<()> {
     match answer {
         CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_NOT_SUPPORTED => {
+            Err(Error::Layout(format!("{what}: the device or its driver does not support that")))
+        }
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => Err(Error::Layout(format!(
+            "{what}: the driver is not started; was this process forked from one that had started it?"
+        ))),
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
             Err(Error::Memory(format!("{what}: the device, or pinned memory, has no room")))
         }

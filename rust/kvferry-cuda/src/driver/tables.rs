@@ -5,7 +5,8 @@
 //! round and round: a table stays until the next ones come around to its place. It gives way once every
 //! stream that was given it has passed, which events tell; until then the chunk is full, and another one is
 //! asked for. Chunks are never given back, since the driver would wait for the whole device. A graph that was
-//! captured may run at any time, so that its tables are kept for good.
+//! captured may run at any time, so that its tables are kept for good; those that were not on the device before
+//! are uploaded whenever it runs.
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -24,8 +25,8 @@ const FIRST_CHUNK_BYTES: u64 = 8 << 20;
 /// Bound on the tables of calls that streams have not come to yet, and of captured ones: more than a
 /// driver's queues take of usual requests.
 const MAX_BYTES: u64 = 1 << 30;
-/// Bound on the tables that graphs keep.
-const MAX_CAPTURED_BYTES: u64 = 256 << 20;
+/// Bound on those that graphs keep.
+const MAX_KEPT_BYTES: u64 = 256 << 20;
 /// Bytes at either end of a table by which it is looked for.
 const DIGESTED_BYTES: usize = 256;
 
@@ -40,7 +41,7 @@ pub struct Tables {
 #[derive(Clone, Copy, Debug)]
 pub struct Resident {
     chunk: usize,
-    index: usize,
+    position: u64,
     /// Where it lies on the device.
     pub address: u64,
 }
@@ -53,24 +54,26 @@ impl Tables {
     ///
     /// The stream must exist and belong to the device.
     pub unsafe fn resident(&mut self, bytes: &[u8], stream: Stream, is_captured: bool) -> Result<Resident> {
-        match (self.find(bytes), is_captured) {
-            (Some(known), false) => {
-                if let Some(uploaded) = self.uploaded(known)? {
-                    // SAFETY: the caller guarantees the stream; the event was recorded.
-                    let answer = unsafe { sys::cuStreamWaitEvent(stream.handle(), uploaded, 0) };
-                    check(answer, "waiting for an upload")?;
-                }
-                Ok(known)
-            }
-            (Some(known), true) => self.keep(known).map(|()| known),
-            (None, true) => Err(Error::Value(
-                "a captured stream can only repeat a copy whose tables are on the device: make the same call \
-                 once before the capture, and wait for it"
-                    .to_owned(),
-            )),
+        let Some(known) = self.find(bytes) else {
+            // SAFETY: the caller guarantees the stream.
+            return unsafe { self.upload(bytes, stream, is_captured) };
+        };
+        match self.uploaded(known)? {
+            // A graph cannot wait for it, and takes a table of its own along.
             // SAFETY: as above.
-            (None, false) => unsafe { self.upload(bytes, stream) },
+            Some(_) if is_captured => return unsafe { self.upload(bytes, stream, true) },
+            Some(uploaded) => {
+                // SAFETY: as above; the event was recorded.
+                let answer = unsafe { sys::cuStreamWaitEvent(stream.handle(), uploaded, 0) };
+                check(answer, "waiting for an upload")?;
+            }
+            None if is_captured => {
+                self.check_keeping(bytes.len() as u64)?;
+                self.chunks[known.chunk].keep(known.position);
+            }
+            None => {}
         }
+        Ok(known)
     }
 
     /// Says that everything that reads the table is enqueued, as far as it could be. Where the driver cannot
@@ -80,76 +83,74 @@ impl Tables {
     ///
     /// As for [`Self::resident`].
     pub unsafe fn release(&mut self, resident: Resident, stream: Stream) {
-        let table = &mut self.chunks[resident.chunk].tables[resident.index];
-        if !table.is_kept {
-            // SAFETY: the caller guarantees the stream.
-            table.is_kept = unsafe { table.record_use(stream, &mut self.events) }.is_err();
+        let chunk = &mut self.chunks[resident.chunk];
+        let Some(table) = chunk.table_mut(resident.position) else { return };
+        // SAFETY: the caller guarantees the stream.
+        if unsafe { table.record_use(stream, &mut self.events) }.is_err() {
+            chunk.keep(resident.position);
         }
     }
 
     /// A table of these bytes that is still there.
     fn find(&self, bytes: &[u8]) -> Option<Resident> {
-        let (num_bytes, digest) = (bytes.len() as u64, digest(bytes));
+        let digest = digest(bytes);
         self.chunks.iter().enumerate().find_map(|(chunk, held)| {
-            let index = held.tables.iter().rposition(|table| {
-                (table.num_bytes, table.digest) == (num_bytes, Some(digest)) && held.bytes(table) == bytes
-            })?;
-            Some(Resident { chunk, index, address: held.address(&held.tables[index]) })
+            let position = held.find(bytes, digest)?;
+            Some(Resident { chunk, position, address: held.addresses(position).0 })
         })
     }
 
     /// The event of a table's upload, if that may not have passed yet.
     fn uploaded(&mut self, resident: Resident) -> Result<Option<CUevent>> {
-        let table = &mut self.chunks[resident.chunk].tables[resident.index];
+        let Some(table) = self.chunks[resident.chunk].table_mut(resident.position) else { return Ok(None) };
         table.settle_upload(&mut self.events)?;
         Ok(table.uploaded)
     }
 
-    fn keep(&mut self, resident: Resident) -> Result<()> {
-        if self.uploaded(resident)?.is_some() {
-            return Err(Error::Value(
-                "the call whose tables a captured stream repeats has not run yet: wait for it".to_owned(),
-            ));
-        }
-        let kept = self.chunks.iter().flat_map(|chunk| &chunk.tables).filter(|table| table.is_kept);
-        let kept_bytes: u64 = kept.map(|table| table.num_bytes).sum();
-        let table = &mut self.chunks[resident.chunk].tables[resident.index];
-        if !table.is_kept && kept_bytes + table.num_bytes > MAX_CAPTURED_BYTES {
+    /// Refuses that so many bytes more stay for good.
+    fn check_keeping(&self, num_bytes: u64) -> Result<()> {
+        let kept: u64 = self.chunks.iter().map(Chunk::kept_bytes).sum();
+        if kept + num_bytes > MAX_KEPT_BYTES {
             return Err(Error::Memory(format!(
-                "captured graphs keep more than {MAX_CAPTURED_BYTES} bytes of tables"
+                "captured graphs keep {kept} bytes of tables, and {num_bytes} more exceed {MAX_KEPT_BYTES}"
             )));
         }
-        table.is_kept = true;
         Ok(())
     }
 
+    /// Writes a table down and has it uploaded; in a captured stream, whenever its graph runs.
+    ///
     /// # Safety
     ///
     /// As for [`Self::resident`].
-    unsafe fn upload(&mut self, bytes: &[u8], stream: Stream) -> Result<Resident> {
-        let uploaded = self.events.take()?;
+    unsafe fn upload(&mut self, bytes: &[u8], stream: Stream, is_captured: bool) -> Result<Resident> {
         let num_bytes = bytes.len() as u64;
+        if is_captured {
+            self.check_keeping(num_bytes)?;
+        }
         let (chunk, position) = self.room(num_bytes)?;
         let held = &mut self.chunks[chunk];
-        // Until its upload is enqueued it is no table, and stays for good where the driver cannot tell when
-        // that has passed.
-        let (digest, uses) = (None, Vec::new());
-        let table = Table { position, num_bytes, digest, uploaded: Some(uploaded), uses, is_kept: true };
-        let (host, address) = (held.host_of(&table), held.address(&table));
-        held.end = position + num_bytes;
-        held.tables.push_back(table);
-        let index = held.tables.len() - 1;
+        let (address, host) = held.addresses(position);
+        let mut table = Table { position, num_bytes, digest: None, uploaded: None, uses: Vec::new() };
         // SAFETY: no stream uses the place any more, and both halves have room for the table and are never
         // given back; the caller guarantees the stream.
-        unsafe {
+        let answer = unsafe {
             ptr::copy_nonoverlapping(bytes.as_ptr(), host, bytes.len());
-            let answer = sys::cuMemcpyHtoDAsync_v2(address, host.cast(), bytes.len(), stream.handle());
-            check(answer, "uploading tables")?;
-            check(sys::cuEventRecord(uploaded, stream.handle()), "recording an event")?;
+            sys::cuMemcpyHtoDAsync_v2(address, host.cast(), bytes.len(), stream.handle())
+        };
+        check(answer, "uploading tables")?;
+        // SAFETY: as above.
+        let recorded = if is_captured { Ok(None) } else { unsafe { self.events.record(stream) }.map(Some) };
+        match recorded {
+            Ok(Some(event)) => {
+                (table.digest, table.uploaded) = (Some(digest(bytes)), Some(event));
+                held.add(table, &mut self.events)?;
+            }
+            // A graph's stays, and is found by no other call: it is on the device when the graph comes to it.
+            // So does one of which nothing tells when its upload has passed.
+            Ok(None) | Err(_) => held.add_kept(table),
         }
-        let table = &mut held.tables[index];
-        (table.digest, table.is_kept) = (Some(self::digest(bytes)), false);
-        Ok(Resident { chunk, index, address })
+        recorded.map(|_| Resident { chunk, position, address })
     }
 
     /// A chunk, and a position in it, where so many bytes can be written. Nothing that is in flight is waited
@@ -165,8 +166,7 @@ impl Tables {
         let capacity = capacity.min(MAX_BYTES - total);
         if capacity < num_bytes {
             return Err(Error::Memory(format!(
-                "the tables of captured graphs, and of copies that have not run yet, fill {total} bytes, and \
-                 {num_bytes} more exceed {MAX_BYTES}: wait for a stream"
+                "tables of captured graphs, and of copies that have not run yet, fill {total} bytes; with                  {num_bytes} more they exceed {MAX_BYTES}"
             )));
         }
         self.chunks.push(Chunk::new(capacity)?);
