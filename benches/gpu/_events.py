@@ -13,7 +13,7 @@ import torch
 
 from kvferry import cuda
 
-__all__ = ["STREAM", "Timing", "take_turns"]
+__all__ = ["STREAM", "Timing", "take_turns", "warm_up"]
 
 if reason := cuda.unavailable_reason() or (
     None if torch.cuda.is_available() else "this torch has no CUDA"
@@ -27,6 +27,15 @@ FASTEST_HERTZ = 2e9
 # The device sleeps for twice what the host needed to enqueue the same before, within these bounds.
 # At the upper one the driver's queue is full, and waits for the device whatever it does.
 LEAST_AHEAD_SECONDS, MOST_AHEAD_SECONDS = 1e-3, 0.1
+
+
+def warm_up(seconds: float = 0.5) -> None:
+    """Keep the device busy until its clocks have risen."""
+    one, two = (torch.zeros(1 << 28, dtype=torch.uint8, device="cuda") for _ in range(2))
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        two.copy_(one)
+        torch.cuda.synchronize()
 
 
 @dataclass

@@ -5,6 +5,8 @@ Each is beside `copy_` of as many contiguous bytes, a plain device copy, and wha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from _copies import block_loop, in_turn, permutation
 from _events import STREAM, Timing, take_turns
@@ -19,12 +21,13 @@ TYPE = torch.bfloat16
 TOKENS, HEADS, DIM = 16, 8, 128
 # Ids that differ from one round to the next, so that each has tables of its own to upload.
 ID_LISTS = 11
+LEAST_BLOCKS = 256
 # (layers, tokens of the request)
 REQUESTS = ((2, 64), (32, 4096), (80, 4096))
 
 
-def empty(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=TYPE, device="cuda").zero_()
+def filled(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=TYPE, device="cuda").normal_()
 
 
 def row(what: str, num_bytes: int, timings: dict[str, Timing], **more: object) -> Row:
@@ -36,7 +39,7 @@ def row(what: str, num_bytes: int, timings: dict[str, Timing], **more: object) -
 def blocks(kind: str, block_bytes: int) -> Row:
     """Measure blocks that lie in any order on one side, or on both."""
     count = TOTAL_BYTES // block_bytes
-    source, target = (empty(count, block_bytes // TYPE.itemsize) for _ in range(2))
+    source, target = (filled(count, block_bytes // TYPE.itemsize) for _ in range(2))
     straight = torch.arange(count)
     id_lists = [
         (
@@ -83,7 +86,7 @@ def relayout(source_layout: str, target_layout: str) -> Row:
     count = TOTAL_BYTES // (2 * TOKENS * HEADS * DIM * TYPE.itemsize)
     sizes = {"K": 2, "B": count, "N": TOKENS, "H": HEADS, "D": DIM}
     source, target = (
-        empty(*(sizes[axis] for axis in layout)) for layout in (source_layout, target_layout)
+        filled(*(sizes[axis] for axis in layout)) for layout in (source_layout, target_layout)
     )
     id_lists = [
         [permutation(count, 2 * seed + side) for side in (0, 1)] for seed in range(ID_LISTS)
@@ -118,19 +121,22 @@ def requests(layers: int, tokens: int) -> list[Row]:
     model = ModelSpec((AttentionGroup(range(layers), num_kv_heads=HEADS, head_dim=DIM),))
     ends = EngineSpec("source", model, 16, "KBNHD"), EngineSpec("target", model, 64, "KBHND")
     counts = tokens // 16, tokens // 64
+    # So many blocks that no two of the plans have the same ones.
+    held = [max(count, LEAST_BLOCKS) for count in counts]
     tensors = [
-        [empty(*slot.shape(count)) for slot in engine.tensor_slots(0)]
-        for engine, count in zip(ends, counts, strict=True)
+        [filled(*slot.shape(blocks)) for slot in engine.tensor_slots(0)]
+        for engine, blocks in zip(ends, held, strict=True)
     ]
     caches = [KVCache(engine, 0, own) for engine, own in zip(ends, tensors, strict=True)]
     route, stream, rounds = Route(*ends), STREAM.cuda_stream, 29
 
     def call(seed):
-        ids = [[permutation(count, 2 * seed + side).tolist()] for side, count in enumerate(counts)]
+        picked = (permutation(blocks, 2 * seed + side) for side, blocks in enumerate(held))
+        ids = [[some[:count].tolist()] for some, count in zip(picked, counts, strict=True)]
         plan = route.plan(0, *ids, tokens=(0, tokens))
         return lambda: plan.copy(*caches, stream=stream)
 
-    num_bytes = sum(tensor.nbytes for tensor in tensors[1])
+    num_bytes = layers * 2 * tokens * HEADS * DIM * TYPE.itemsize  # keys and values
     one, two = (torch.zeros(num_bytes, dtype=torch.uint8, device="cuda") for _ in range(2))
     what = f"plan of {layers} layers, {tokens:,} tokens"
     rows = []
@@ -141,10 +147,11 @@ def requests(layers: int, tokens: int) -> list[Row]:
     return rows
 
 
-def rows() -> list[Row]:
-    return [
-        *(blocks(kind, size) for kind in ("gather", "scatter", "both") for size in BLOCK_BYTES),
-        relayout("KBNHD", "KBHND"),
-        relayout("BNHKD", "KBHND"),
-        *(row for layers, tokens in REQUESTS for row in requests(layers, tokens)),
-    ]
+def rows() -> Iterator[Row]:
+    for kind in ("gather", "scatter", "both"):
+        for size in BLOCK_BYTES:
+            yield blocks(kind, size)
+    yield relayout("KBNHD", "KBHND")
+    yield relayout("BNHKD", "KBHND")
+    for layers, tokens in REQUESTS:
+        yield from requests(layers, tokens)

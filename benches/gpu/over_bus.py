@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from _copies import block_loop, in_turn, permutation
 from _events import STREAM, take_turns
@@ -20,7 +22,7 @@ def size(num_bytes: int) -> str:
 def large_blocks(direction: str) -> Row:
     """Measure blocks that the copy engine takes, in any order on both sides."""
     count = TOTAL_BYTES // LARGE_BYTES
-    host = torch.zeros((count, LARGE_BYTES), dtype=torch.uint8).pin_memory()
+    host = torch.randint(256, (count, LARGE_BYTES), dtype=torch.uint8).pin_memory()
     device = torch.zeros_like(host, device="cuda")
     source, target = (host, device) if direction == "upload" else (device, host)
 
@@ -64,10 +66,8 @@ def fragment_rows(direction: str, speeds: cuda.BusSpeeds, engine_from_bytes: int
     ]
 
 
-def rows(measured: cuda.Calibration) -> list[Row]:
-    return [
-        large_blocks("upload"),
-        large_blocks("download"),
-        *fragment_rows("upload", measured.upload, measured.upload_bytes),
-        *fragment_rows("download", measured.download, measured.download_bytes),
-    ]
+def rows(measured: cuda.Calibration) -> Iterator[Row]:
+    yield large_blocks("upload")
+    yield large_blocks("download")
+    yield from fragment_rows("upload", measured.upload, measured.upload_bytes)
+    yield from fragment_rows("download", measured.download, measured.download_bytes)

@@ -37,9 +37,14 @@ print(f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda} of torch {torc
 END
 
 # A test that fails is no reason to measure nothing. Warnings of other versions than the project's own
-# environment has are no failures here.
+# environment has are no failures here. What runs too long is interrupted, so that it tells what it has
+# found, and killed where even that does not end it.
+export PYTHONUNBUFFERED=1 HYPOTHESIS_PROFILE=unshrunk
+# Streams that are to run beside one another have queues of their own.
+export CUDA_DEVICE_MAX_CONNECTIONS=32
 failed=0
-KVFERRY_EXAMPLES="${KVFERRY_EXAMPLES:-1000}" timeout 150 \
-    "$python" -m pytest -q -p no:cacheprovider -o filterwarnings= tests/gpu || failed=$?
-timeout 120 "$python" benches/gpu/table.py || failed=$?
+KVFERRY_EXAMPLES="${KVFERRY_EXAMPLES:-1000}" timeout -k 10 -s INT 150 \
+    "$python" -m pytest -q -p no:cacheprovider -o filterwarnings= -o faulthandler_timeout=60 \
+    tests/gpu || failed=$?
+timeout -k 10 -s INT 120 "$python" benches/gpu/table.py || failed=$?
 exit "$failed"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import on_device
 import over_bus
 import torch
-from _rows import HEADER, Goal, cells
+from _events import warm_up
+from _rows import HEADER, Goal, Row, cells
 
 from kvferry import cuda
 
@@ -32,10 +34,18 @@ GOALS = (
 )
 
 
+def told(rows: Iterable[Row]) -> Iterator[Row]:
+    """Tell of each row as it is measured, in case the rest never is."""
+    for row in rows:
+        print(f"{row.what}: {row.of_plain:.2f} of plain", file=sys.stderr, flush=True)
+        yield row
+
+
 def main() -> None:
-    rows = on_device.rows()
+    warm_up()
+    rows = list(told(on_device.rows()))
     measured = cuda.calibrate()
-    rows += over_bus.rows(measured)
+    rows += told(over_bus.rows(measured))
     print_heading(torch.cuda.get_device_name(), NOTE)
     print_table(HEADER, [cells(row) for row in rows])
     print("Suggested thresholds:\n")

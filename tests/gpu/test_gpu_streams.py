@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from gpus import BY_ENDS, GPU, PINNED, content, on_gpu
@@ -24,6 +26,7 @@ WAYS = pytest.mark.parametrize(
         ((PINNED, GPU), MANY),
         ((PINNED, GPU), LARGE),
         ((GPU, PINNED), FEW),
+        ((GPU, PINNED), MANY),
         ((GPU, PINNED), LARGE),
     ],
     ids=str,
@@ -82,6 +85,16 @@ def test_work_before_and_after_on_the_stream_is_ordered(number):
     stream.synchronize()
     case.source += 1
     assert (content(after) == case.expected() + 1).all()
+
+
+@BY_ENDS
+def test_a_thread_that_never_used_the_gpu_may_copy(ends):
+    case, stream = Relayout(ends), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with ThreadPoolExecutor(1) as fresh:
+        fresh.submit(case.copy, stream.cuda_stream).result()
+    stream.synchronize()
+    assert case.is_copied()
 
 
 @BY_ENDS

@@ -41,6 +41,7 @@ bool tell(void* answer, int attribute, uint64_t address) {
     switch (attribute) {
         case 2: *static_cast<uint32_t*>(answer) = is_host ? 1 : 2; return true;
         case 3: *static_cast<uint64_t*>(answer) = address - begin + (is_host ? memory->seen_at : begin); return true;
+        case 7: *static_cast<uint64_t*>(answer) = begin; return true;
         case 8: *static_cast<bool*>(answer) = memory->is_managed; return true;
         case 9: *static_cast<int*>(answer) = is_host ? 0 : memory->device; return true;
         case 10: *static_cast<int*>(answer) = !is_host && !memory->is_pooled; return true;

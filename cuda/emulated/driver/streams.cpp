@@ -105,7 +105,11 @@ DRIVER(cuEventQuery)(Event* event) {
     return event->past < event->due ? NOT_READY : failure;
 }
 
-DRIVER(cuThreadExchangeStreamCaptureMode)(uint32_t* mode) { std::swap(*mode, capture_mode); return SUCCESS; }
+DRIVER(cuThreadExchangeStreamCaptureMode)(uint32_t* mode) {
+    if (current.empty()) return INVALID_CONTEXT;
+    std::swap(*mode, capture_mode);
+    return SUCCESS;
+}
 DRIVER(cuStreamIsCapturing)(void* stream, uint32_t* status) {
     LOCKED;
     *status = resolve(stream)->capture ? 1 : 0;

@@ -16,7 +16,7 @@ use crate::choose::{Thresholds, Way};
 use crate::driver::check;
 use crate::driver::device::Device;
 use crate::driver::memory::Memory;
-use crate::driver::stream::Stream;
+use crate::driver::stream::{Stream, Uncaptured};
 use crate::records::narrow;
 use crate::submit::{Placed, copy_by};
 
@@ -31,6 +31,8 @@ const COUNTS: std::ops::RangeInclusive<u32> = 0..=8;
 const FEW_BYTES: u64 = 4 << 10;
 /// By how much two measurements of the same differ.
 const NOISE: f64 = 0.05;
+/// How long a device is kept busy first, which may have been asleep.
+const WARM_UP: Duration = Duration::from_millis(300);
 /// Copies that count, after a first one that does not.
 const ROUNDS: u64 = 7;
 /// An odd number whose multiples jump about.
@@ -75,8 +77,10 @@ pub fn calibrate(ordinal: i32, total_bytes: u64) -> Result<Calibration> {
         return Err(Error::Value(format!("{total_bytes} is no power of two in [{least}, {MAX_BYTES}]")));
     }
     let device = Device::get(ordinal)?;
-    let bench = Bench::new(device, total_bytes)?;
     let _current = device.make_current()?;
+    let _uncaptured = Uncaptured::begin()?;
+    let bench = Bench::new(ordinal, total_bytes)?;
+    bench.warm_up()?;
     let [upload, download] = [bench.bus(true)?, bench.bus(false)?];
     let counts = [bench.count_for_kernel(true)?, bench.count_for_kernel(false)?];
     let thresholds = Thresholds {
@@ -106,9 +110,9 @@ fn from_there_on(measured: &[(u64, Speeds)], holds: impl Fn(&Speeds) -> bool) ->
     holding.last().map(|(number, _)| *number)
 }
 
-/// Memory on either side, and a stream between them.
+/// Memory on either side, and a stream between them, while the device's context is current.
 struct Bench {
-    device: &'static Device,
+    ordinal: i32,
     total_bytes: u64,
     host: *mut c_void,
     on_device: u64,
@@ -116,10 +120,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(device: &'static Device, total_bytes: u64) -> Result<Self> {
-        let _current = device.make_current()?;
+    fn new(ordinal: i32, total_bytes: u64) -> Result<Self> {
         let (host, on_device, stream) = (ptr::null_mut(), 0, ptr::null_mut());
-        let mut bench = Self { device, total_bytes, host, on_device, stream };
+        let mut bench = Self { ordinal, total_bytes, host, on_device, stream };
         let size = usize::try_from(total_bytes).expect("bytes of memory");
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the library is there and a context current.
@@ -129,6 +132,15 @@ impl Bench {
             check(sys::cuStreamCreate(&raw mut bench.stream, flags), "making a stream")?;
         }
         Ok(bench)
+    }
+
+    /// Copies until the device's clocks have risen.
+    fn warm_up(&self) -> Result<()> {
+        let begin = Instant::now();
+        while begin.elapsed() < WARM_UP {
+            self.speed(true, self.total_bytes, 1, Way::Kernel)?;
+        }
+        Ok(())
     }
 
     fn stream(&self) -> Stream {
@@ -168,13 +180,13 @@ impl Bench {
             writable: true,
         };
         let on_host = [region(self.host.expose_provenance() as u64, tensor::Device::CPU)];
-        let on_device = [region(self.on_device, tensor::Device { kind: 2, index: self.device.ordinal })];
+        let on_device = [region(self.on_device, tensor::Device { kind: 2, index: self.ordinal })];
         let (source, target) = if is_upload { (&on_host, &on_device) } else { (&on_device, &on_host) };
         let memory = [Memory::default(), Memory::default()];
         let thresholds = Thresholds::only(way);
         let mut times = Vec::new();
         for round in 0..=ROUNDS {
-            let schedule = scattered(num_bytes, count, round);
+            let schedule = scattered(num_bytes, count, self.total_bytes / num_bytes, round);
             let bound = BoundSchedule { schedule: &schedule, source, target };
             let placed = [Placed { bound, source: &memory[0], target: &memory[1] }];
             let begin = Instant::now();
@@ -192,7 +204,6 @@ impl Bench {
 
 impl Drop for Bench {
     fn drop(&mut self) {
-        let Ok(_current) = self.device.make_current() else { return };
         // SAFETY: what was made is given back once, behind what may still be enqueued where a call has failed.
         unsafe {
             if !self.stream.is_null() {
@@ -209,10 +220,11 @@ impl Drop for Bench {
     }
 }
 
-/// A power of two of pieces from anywhere to anywhere, elsewhere in each round, as each request has tables of
-/// its own.
-fn scattered(num_bytes: u64, count: u64, round: u64) -> Schedule {
-    let place = |index: u64, jump: u64| (index * jump + round) % count * num_bytes;
+/// Pieces from anywhere to anywhere among so many places, both powers of two; others in each round, as each
+/// request has tables of its own.
+fn scattered(num_bytes: u64, count: u64, places: u64, round: u64) -> Schedule {
+    let first = round * count % places;
+    let place = |index: u64, jump: u64| (first + (index * jump + round) % count) * num_bytes;
     let source: Vec<u64> = (0..count).map(|index| place(index, JUMP)).collect();
     let target = (0..count).map(|index| place(index, JUMP + 2 * round + 2)).collect();
     let copy = CopyLoop {
@@ -259,17 +271,23 @@ mod tests {
 
     #[test]
     fn pieces_lie_about_and_each_is_copied_once() {
-        for (count, round) in [(1, 0), (256, 0), (256, 5), (1 << 15, 7)] {
-            let BlockTable { source, target } = scattered(512, count, round).table;
+        for (count, round) in [(1, 0), (1, 3), (256, 0), (256, 5), (1 << 15, 7)] {
+            let BlockTable { source, target } = scattered(512, count, 1 << 15, round).table;
+            let first = round * count % (1 << 15);
             for places in [&source, &target] {
                 let distinct: BTreeSet<u64> = places.iter().copied().collect();
-                assert_eq!(distinct, (0..count).map(|index| index * 512).collect());
+                assert_eq!(distinct, (first..first + count).map(|index| index * 512).collect());
             }
             let joined = source
                 .windows(2)
                 .zip(target.windows(2))
                 .filter(|(source, target)| source[0] + 512 == source[1] && target[0] + 512 == target[1]);
             assert!(joined.count() <= 1);
+        }
+        let tables = |count| (0..=ROUNDS).map(move |round| scattered(512, count, 1 << 15, round).table);
+        for count in [1, 2, 8, 1 << 15] {
+            let distinct: BTreeSet<_> = tables(count).map(|table| (table.source, table.target)).collect();
+            assert_eq!(distinct.len() as u64, ROUNDS + 1, "{count} pieces");
         }
     }
 }

@@ -23,7 +23,7 @@ pub struct Submission {
     pub device: &'static Device,
     stream: Stream,
     pub is_captured: bool,
-    _uncaptured: Uncaptured,
+    _uncaptured: Option<Uncaptured>,
     _current: Current,
 }
 
@@ -38,7 +38,6 @@ impl Submission {
         stream: Stream,
     ) -> Result<Self> {
         check_available()?;
-        let uncaptured = Uncaptured::begin()?; // a device may be opened, which no capture repeats
         let mut ordinals = regions.clone().filter_map(memory::ordinal);
         let device = if stream.is_default() {
             let ordinal = ordinals.next().or_else(|| regions.find_map(memory::managed_ordinal));
@@ -59,6 +58,7 @@ impl Submission {
             device
         };
         let current = device.make_current()?;
+        let uncaptured = Uncaptured::begin()?;
         // SAFETY: the caller guarantees the stream; its device's context is current.
         let is_captured = unsafe { stream.is_captured()? };
         Ok(Self { device, stream, is_captured, _uncaptured: uncaptured, _current: current })

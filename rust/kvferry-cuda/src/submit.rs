@@ -9,6 +9,7 @@ use kvferry_core::moves::strided::each_step;
 use kvferry_core::{Error, Result};
 
 use crate::choose::{Direction, Thresholds, Traffic, Way};
+use crate::driver::check_available;
 use crate::driver::device::Device;
 use crate::driver::engine::Pieces;
 use crate::driver::memory::{Memory, Owner, Place};
@@ -47,19 +48,20 @@ pub struct Placed<'a> {
 /// reads, and the targets' for writes by this call alone; [`kvferry_core::moves::overlap::check`] must have
 /// accepted the schedules for one process.
 pub unsafe fn copy(placed: &[Placed<'_>], stream: Stream) -> Result<()> {
+    if placed.iter().all(|placed| placed.bound.schedule.num_bytes() == 0) {
+        return Ok(());
+    }
+    check_available()?;
     // SAFETY: the caller guarantees all that is asked for.
     unsafe { copy_by(placed, stream, Thresholds::current()?) }
 }
 
-/// As [`copy`], with thresholds that need not be the process's.
+/// As [`copy`], of something, with thresholds that need not be the process's.
 ///
 /// # Safety
 ///
 /// As for [`copy`].
 pub(crate) unsafe fn copy_by(placed: &[Placed<'_>], stream: Stream, thresholds: Thresholds) -> Result<()> {
-    if placed.iter().all(|placed| placed.bound.schedule.num_bytes() == 0) {
-        return Ok(());
-    }
     for placed in placed {
         reach::check_loops(&placed.bound);
     }

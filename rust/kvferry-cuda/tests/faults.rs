@@ -96,6 +96,48 @@ fn copies_survive_each_fault(driver: &Emulated) {
     assert!(num_faults > 10, "{num_faults} calls failed");
 }
 
+/// A call that fails, or whose end cannot be recorded, has not run yet: whoever repeats it on another stream
+/// does not find tables that are not on the device.
+fn what_has_not_run_is_not_found(driver: &Emulated) {
+    for fault in 1..10 {
+        for round in 0..6 {
+            let case = Case::new(blocks(20 + 10 * fault + round, 2, 64), cuda(0), cuda(0));
+            let (failing, other) = (stream(0), stream(0));
+            driver.fail(fault);
+            let result = case.copy(failing);
+            driver.fail(0);
+            case.copy(other).unwrap();
+            done(wait(other));
+            assert!(case.is_done(), "fault {fault}: {result:?}");
+            done(wait(failing));
+        }
+    }
+}
+
+/// A stream that lags with some small tables leaves room for the tables of another that does not.
+fn few_tables_that_are_needed_do_not_use_up_all(driver: &Emulated) {
+    let (late, on) = (stream(0), stream(0));
+    // 16 bytes an entry: each table takes 1.6 MB, and a few of them go round a chunk.
+    let mut case = Case::new(blocks(100_000, 1, 1), cuda(0), cuda(0));
+    let small: Vec<Case> = (3..40).map(|n| Case::new(blocks(n, 1, 16), cuda(0), cuda(0))).collect();
+    let mut memory = 0;
+    for (round, small) in small.iter().flat_map(|small| [small; 3]).enumerate() {
+        if round % 3 == 0 {
+            small.copy(late).unwrap();
+        }
+        case.schedule.table.source.rotate_left(1);
+        case.copy(on).unwrap();
+        done(wait(on));
+        assert!(case.is_done());
+        if round == 20 {
+            memory = driver.bytes();
+        }
+    }
+    assert_eq!(driver.bytes(), memory);
+    done(wait(late));
+    assert!(small.iter().all(Case::is_done));
+}
+
 /// A repair in place through device memory is done, or left undone where a call fails.
 fn repairs_are_done_or_not_begun(driver: &Emulated) {
     let (tokens, heads, row_bytes) = (8192, 8, 8192 * 8 * 2_i64);
@@ -181,6 +223,8 @@ fn whatever_fails_leaves_the_rest_right() {
     let driver = Emulated::get();
     repeated_calls_leave_nothing(&driver);
     different_calls_share_what_there_is(&driver);
+    few_tables_that_are_needed_do_not_use_up_all(&driver);
+    what_has_not_run_is_not_found(&driver);
     copies_survive_each_fault(&driver);
     repairs_are_done_or_not_begun(&driver);
 }

@@ -28,7 +28,7 @@ pub struct Chunk {
     tables: VecDeque<Table>,
     /// So many of the first were found idle.
     settled: usize,
-    /// Those that stay for good.
+    /// Those that stay for good, by place.
     kept: Vec<Table>,
     /// Positions of those that can be found, by their digests.
     known: HashMap<u64, Vec<u64>>,
@@ -72,41 +72,39 @@ impl Chunk {
         Self { host, device, capacity, end: 0, tables, settled: 0, kept, known }
     }
 
-    /// The next position where so many bytes lie side by side on nothing that is kept, once the tables
-    /// before it have given way; `None` where some of them cannot.
+    /// The next position where so many bytes lie side by side, once the tables before it have given way;
+    /// `None` where too many of them cannot. Those that stay, or are still needed, are passed over.
     pub fn room(&mut self, num_bytes: u64, events: &mut Events) -> Result<Option<u64>> {
-        let Some(position) = self.next(num_bytes) else { return Ok(None) };
-        // What lies up to one turn behind the end of the new table is overwritten by it.
-        while let Some(oldest) = self.tables.front_mut()
-            && oldest.position + self.capacity < position + num_bytes
-        {
-            if !oldest.is_idle(events)? {
-                return Ok(None);
-            }
-            self.settled = self.settled.saturating_sub(1);
-            if let Some(Table { position, digest: Some(digest), .. }) = self.tables.pop_front() {
-                let same = self.known.entry(digest).or_default();
-                same.retain(|other| *other != position);
-                if same.is_empty() {
-                    self.known.remove(&digest);
+        let turn = self.end + self.capacity;
+        'passed_over: while let Some(position) = self.next(num_bytes, turn) {
+            // What lies up to one turn behind the end of the new table is overwritten by it.
+            while let Some(oldest) = self.tables.front_mut()
+                && oldest.position + self.capacity < position + num_bytes
+            {
+                let is_idle = oldest.is_idle(events)?;
+                let Some(mut table) = self.tables.pop_front() else { break };
+                self.settled = self.settled.saturating_sub(1);
+                self.forget(&table);
+                if !is_idle {
+                    table.position += self.capacity; // the same place, a turn later
+                    self.take_in(table);
+                    continue 'passed_over;
                 }
             }
+            return Ok(Some(position));
         }
-        Ok(Some(position))
+        Ok(None)
     }
 
-    fn next(&self, num_bytes: u64) -> Option<u64> {
+    /// A position before `turn` where so many bytes cross neither the end nor what is kept.
+    fn next(&self, num_bytes: u64, turn: u64) -> Option<u64> {
         let mut position = self.end.next_multiple_of(ALIGNMENT);
-        while position + num_bytes <= self.end + self.capacity {
+        while position + num_bytes <= turn {
             let begin = position % self.capacity;
-            if begin + num_bytes > self.capacity {
-                position = position.next_multiple_of(self.capacity);
-                continue;
-            }
-            let kept = self.kept.iter().map(|table| self.place(table.position, table.num_bytes));
-            let in_the_way = kept.filter(|kept| kept.start < begin + num_bytes && begin < kept.end);
-            match in_the_way.map(|kept| kept.end).max() {
-                Some(end) => position = (position + end - begin).next_multiple_of(ALIGNMENT),
+            let kept = self.kept.get(self.kept.partition_point(|table| self.place(table).end <= begin));
+            match kept.map(|table| self.place(table)).filter(|kept| kept.start < begin + num_bytes) {
+                _ if begin + num_bytes > self.capacity => position = position.next_multiple_of(self.capacity),
+                Some(kept) => position = (position + kept.end - begin).next_multiple_of(ALIGNMENT),
                 None => return Some(position),
             }
         }
@@ -115,11 +113,7 @@ impl Chunk {
 
     /// Adds a table that gives way at the position where there was room for it.
     pub fn add(&mut self, table: Table, events: &mut Events) -> Result<()> {
-        self.end = table.position + table.num_bytes;
-        if let Some(digest) = table.digest {
-            self.known.entry(digest).or_default().push(table.position);
-        }
-        self.tables.push_back(table);
+        self.take_in(table);
         for _ in 0..SETTLED_AT_ONCE {
             let next = self.tables.get_mut(self.settled);
             if !next.map_or(Ok(false), |table| table.is_idle(events))? {
@@ -130,25 +124,54 @@ impl Chunk {
         Ok(())
     }
 
-    /// Adds one that stays, at the position where there was room for it.
-    pub fn add_kept(&mut self, table: Table) {
+    fn take_in(&mut self, table: Table) {
         self.end = table.position + table.num_bytes;
-        self.kept.push(table);
+        if let Some(digest) = table.digest {
+            self.known.entry(digest).or_default().push(table.position);
+        }
+        self.tables.push_back(table);
     }
 
-    /// Has a table stay.
-    pub fn keep(&mut self, position: u64) {
-        if let Ok(index) = self.index(position)
-            && let Some(table) = self.tables.remove(index)
-        {
-            self.settled -= usize::from(index < self.settled);
-            self.kept.push(table);
+    /// Has a table be found no more.
+    fn forget(&mut self, table: &Table) {
+        let Some(digest) = table.digest else { return };
+        let same = self.known.entry(digest).or_default();
+        same.retain(|other| *other != table.position);
+        if same.is_empty() {
+            self.known.remove(&digest);
         }
     }
 
-    /// Bytes of those that stay.
+    /// Adds one that stays, at the position where there was room for it.
+    pub fn add_kept(&mut self, table: Table) {
+        self.end = table.position + table.num_bytes;
+        self.insert_kept(table);
+    }
+
+    /// Has a table stay. Where it may not be on the device yet, it is found no more, since nothing will tell
+    /// when it is.
+    pub fn keep(&mut self, position: u64) {
+        if let Ok(index) = self.index(position)
+            && let Some(mut table) = self.tables.remove(index)
+        {
+            self.settled -= usize::from(index < self.settled);
+            if table.uploaded.is_some() {
+                self.forget(&table);
+                table.digest = None;
+            }
+            self.insert_kept(table);
+        }
+    }
+
+    fn insert_kept(&mut self, table: Table) {
+        let begin = self.place(&table).start;
+        let index = self.kept.partition_point(|other| self.place(other).start < begin);
+        self.kept.insert(index, table);
+    }
+
+    /// Bytes that those take which stay.
     pub fn kept_bytes(&self) -> u64 {
-        self.kept.iter().map(|table| table.num_bytes).sum()
+        self.kept.iter().map(|table| in_pages(table.num_bytes)).sum()
     }
 
     /// The position of a table of these bytes.
@@ -171,10 +194,12 @@ impl Chunk {
     }
 
     fn table(&self, position: u64) -> Option<&Table> {
-        match self.index(position) {
-            Ok(index) => self.tables.get(index),
-            Err(_) => self.kept.iter().find(|table| table.position == position),
-        }
+        let Ok(index) = self.index(position) else {
+            let begin = position % self.capacity;
+            let index = self.kept.binary_search_by_key(&begin, |table| self.place(table).start).ok()?;
+            return self.kept.get(index).filter(|table| table.position == position);
+        };
+        self.tables.get(index)
     }
 
     /// The table at a position, if it gives way.
@@ -183,16 +208,22 @@ impl Chunk {
         self.tables.get_mut(index)
     }
 
-    fn place(&self, position: u64, num_bytes: u64) -> Range<u64> {
-        let begin = position % self.capacity;
-        begin..begin + num_bytes
+    /// Where a table lies in either half.
+    fn place(&self, table: &Table) -> Range<u64> {
+        let begin = table.position % self.capacity;
+        begin..begin + table.num_bytes
     }
 
     /// Where a position lies on the device, and in pinned memory.
     pub fn addresses(&self, position: u64) -> (u64, *mut u8) {
-        let begin = self.place(position, 0).start;
+        let begin = position % self.capacity;
         (self.device + begin, self.host.wrapping_add(usize::try_from(begin).expect("bytes of memory")))
     }
+}
+
+/// Bytes that so many take.
+pub fn in_pages(num_bytes: u64) -> u64 {
+    num_bytes.next_multiple_of(ALIGNMENT)
 }
 
 impl Table {
@@ -301,7 +332,7 @@ mod tests {
 
     fn places(chunk: &Chunk) -> Vec<Range<u64>> {
         let tables = chunk.tables.iter().chain(&chunk.kept);
-        let mut places: Vec<_> = tables.map(|table| chunk.place(table.position, table.num_bytes)).collect();
+        let mut places: Vec<_> = tables.map(|table| chunk.place(table)).collect();
         places.sort_by_key(|place| place.start);
         places
     }

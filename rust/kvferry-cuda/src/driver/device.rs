@@ -10,7 +10,7 @@ use cudarc::driver::sys::{
 };
 use kvferry_core::{Error, Result};
 
-use crate::driver::stream::Stream;
+use crate::driver::stream::{Stream, Uncaptured};
 use crate::driver::tables::Tables;
 use crate::driver::{KERNELS, check, check_available};
 use crate::job::DEVICE_THREADS;
@@ -96,10 +96,13 @@ impl Device {
                 in_words(MIN_CAPABILITY)
             )));
         }
+        // What follows is no part of what some thread may be capturing.
+        let before = Uncaptured::begin()?;
         // SAFETY: as above.
         let answer = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, handle) };
         check(answer, "opening the device's context")?;
         let _current = make_current(context)?;
+        let _uncaptured = before.map_or_else(Uncaptured::begin, |before| Ok(Some(before)))?;
         let multiprocessors = attribute(handle, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let most_shared_bytes =
             attribute(handle, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;

@@ -153,7 +153,7 @@ fn place(region: &Region) -> Result<Place> {
 fn pinned(region: &Region, place: Place) -> Result<Place> {
     let Region { address, extent_bytes, name, .. } = region;
     let (mut at, end) = (*address, address + extent_bytes);
-    let (mut device_address, mut parts) = (None, 0_u64);
+    let (mut device_address, mut parts) = (None, Vec::new());
     while at < end {
         let part = Allocation::of(at)?;
         if part.managed == 0 && !part.is(CUmemorytype::CU_MEMORYTYPE_HOST) {
@@ -162,15 +162,16 @@ fn pinned(region: &Region, place: Place) -> Result<Place> {
             )));
         }
         let is_next = device_address.is_some_and(|first| part.device_address == first + (at - address));
-        device_address = match parts {
-            0 => Some(part.device_address).filter(|mapped| *mapped != 0),
+        device_address = match parts.as_slice() {
+            [] => Some(part.device_address).filter(|mapped| *mapped != 0),
             _ => device_address.filter(|_| is_next),
         };
-        parts += 1;
         // Where the driver does not say how far it reaches, it is asked about the last byte.
         at = part.end_behind(at).unwrap_or(if at + 1 < end { end - 1 } else { end });
+        parts.push(part.buffer_id);
     }
-    Ok(Place { device_address, is_whole: parts == 1, ..place })
+    parts.dedup();
+    Ok(Place { device_address, is_whole: parts.len() == 1, ..place })
 }
 
 /// What the driver says of the memory at an address; nothing that it knows has a kind.
@@ -181,6 +182,8 @@ struct Allocation {
     /// Some other number than zero where the driver moves it.
     managed: u32,
     device_address: u64,
+    /// No other allocation's.
+    buffer_id: u64,
     begin: u64,
     num_bytes: usize,
 }
@@ -193,6 +196,7 @@ impl Allocation {
             (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, ptr::from_mut(&mut found.ordinal).cast()),
             (Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED, ptr::from_mut(&mut found.managed).cast()),
             (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER, ptr::from_mut(&mut found.device_address).cast()),
+            (Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, ptr::from_mut(&mut found.buffer_id).cast()),
             (Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, ptr::from_mut(&mut found.begin).cast()),
             (Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE, ptr::from_mut(&mut found.num_bytes).cast()),
         ];

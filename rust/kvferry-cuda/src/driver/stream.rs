@@ -78,12 +78,14 @@ impl Stream {
 pub struct Uncaptured(CUstreamCaptureMode);
 
 impl Uncaptured {
-    pub fn begin() -> Result<Self> {
+    /// `None` where the driver answers only once the thread has a context.
+    pub fn begin() -> Result<Option<Self>> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the library is there; the mode is this thread's.
-        let answer = unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) };
-        check(answer, "preparing for captured streams")?;
-        Ok(Self(mode))
+        match unsafe { sys::cuThreadExchangeStreamCaptureMode(&raw mut mode) } {
+            CUresult::CUDA_ERROR_INVALID_CONTEXT => Ok(None),
+            answer => check(answer, "preparing for captured streams").map(|()| Some(Self(mode))),
+        }
     }
 }
 

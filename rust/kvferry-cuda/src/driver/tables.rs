@@ -16,7 +16,7 @@ use cudarc::driver::sys::{self, CUevent};
 use kvferry_core::{Error, Result};
 
 use crate::driver::check;
-use crate::driver::chunk::{ALIGNMENT, Chunk, Events, Table};
+use crate::driver::chunk::{Chunk, Events, Table, in_pages};
 use crate::driver::stream::Stream;
 
 /// Bytes of the first chunk: the tables of some hundred requests of usual size. Later ones double what there
@@ -67,7 +67,7 @@ impl Tables {
                 let answer = unsafe { sys::cuStreamWaitEvent(stream.handle(), uploaded, 0) };
                 check(answer, "waiting for an upload")?;
             }
-            None if is_captured => {
+            None if is_captured && self.chunks[known.chunk].table_mut(known.position).is_some() => {
                 self.check_keeping(bytes.len() as u64)?;
                 self.chunks[known.chunk].keep(known.position);
             }
@@ -110,7 +110,7 @@ impl Tables {
     /// Refuses that so many bytes more stay for good.
     fn check_keeping(&self, num_bytes: u64) -> Result<()> {
         let kept: u64 = self.chunks.iter().map(Chunk::kept_bytes).sum();
-        if kept + num_bytes > MAX_KEPT_BYTES {
+        if kept + in_pages(num_bytes) > MAX_KEPT_BYTES {
             return Err(Error::Memory(format!(
                 "captured graphs keep {kept} bytes of tables, and {num_bytes} more exceed {MAX_KEPT_BYTES}"
             )));
@@ -162,14 +162,19 @@ impl Tables {
             }
         }
         let total: u64 = self.chunks.iter().map(|chunk| chunk.capacity).sum();
-        let capacity = num_bytes.next_multiple_of(ALIGNMENT).max(FIRST_CHUNK_BYTES).max(total);
-        let capacity = capacity.min(MAX_BYTES - total);
-        if capacity < num_bytes {
+        let least = in_pages(num_bytes);
+        if total + least > MAX_BYTES {
             return Err(Error::Memory(format!(
-                "tables of captured graphs, and of copies that have not run yet, fill {total} bytes; with                  {num_bytes} more they exceed {MAX_BYTES}"
+                "tables of captured graphs, and of copies that have not run yet, fill {total} bytes; with \
+                 {num_bytes} more they exceed {MAX_BYTES}"
             )));
         }
-        self.chunks.push(Chunk::new(capacity)?);
+        let usual = least.max(FIRST_CHUNK_BYTES).max(total).min(MAX_BYTES - total);
+        let chunk = match Chunk::new(usual) {
+            Err(Error::Memory(_)) if usual > least => Chunk::new(least)?, // little is left
+            made => made?,
+        };
+        self.chunks.push(chunk);
         Ok((self.chunks.len() - 1, 0))
     }
 }
