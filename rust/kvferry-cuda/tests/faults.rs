@@ -67,7 +67,7 @@ fn run(cases: &[Case], on: Stream) -> kvferry_core::Result<()> {
 /// disturbs no copy before or after.
 fn copies_survive_each_fault(driver: &Emulated) {
     let on = [stream(0), stream(0)];
-    let mut num_faults = 0;
+    let (mut num_faults, mut events) = (0, 0);
     for fault in 1.. {
         let (before, failing, after) = (cases(1), cases(fault), cases(2));
         run(&before, on[1]).unwrap();
@@ -92,8 +92,13 @@ fn copies_survive_each_fault(driver: &Emulated) {
         if is_over {
             break;
         }
+        if fault == 5 {
+            events = driver.events();
+        }
     }
     assert!(num_faults > 10, "{num_faults} calls failed");
+    // A table that stays for good keeps its own.
+    assert!(driver.events() <= events + num_faults, "failed calls leave events");
 }
 
 /// A call that fails, or whose end cannot be recorded, has not run yet: whoever repeats it on another stream
