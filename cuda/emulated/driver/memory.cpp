@@ -199,10 +199,18 @@ Result copy_batch(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t co
     return SUCCESS;
 }
 
+// The same as it was in CUDA 12.8.
+Result copy_earlier_batch(uint64_t* targets, uint64_t* sources, size_t* sizes, size_t count, const uint32_t* attributes,
+                          size_t* first, size_t num_attributes, size_t* failed, void* stream) {
+    return failed ? copy_batch(targets, sources, sizes, count, attributes, first, num_attributes, stream) : INVALID_VALUE;
+}
+
 }  // namespace
 
-DRIVER(cuGetProcAddress_v2)(const char* name, void** function, int version, uint64_t, uint32_t*) {
-    const bool is_known = std::strcmp(name, "cuMemcpyBatchAsync") == 0 && version == 13000;
-    *function = is_known ? reinterpret_cast<void*>(&copy_batch) : nullptr;
+DRIVER(cuGetProcAddress_v2)(const char* name, void** function, int asked, uint64_t, uint32_t*) {
+    const bool is_known = std::strcmp(name, "cuMemcpyBatchAsync") == 0 && 12080 <= asked && asked <= version;
+    *function = !is_known        ? nullptr
+                : asked < 13000 ? reinterpret_cast<void*>(&copy_earlier_batch)
+                                : reinterpret_cast<void*>(&copy_batch);
     return is_known ? SUCCESS : NOT_FOUND;
 }

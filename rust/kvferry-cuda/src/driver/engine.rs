@@ -28,8 +28,15 @@ pub struct Pieces {
     first_in_tensors: usize,
 }
 
-/// The function that takes a batch, as it is from CUDA 13.0 on.
-type Batch = unsafe extern "C" fn(
+/// The function that takes a batch.
+#[derive(Clone, Copy, Debug)]
+enum Batch {
+    Current(CurrentBatch),
+    Earlier(EarlierBatch),
+}
+
+/// As it is from CUDA 13.0 on.
+type CurrentBatch = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
     *mut usize,
@@ -37,6 +44,18 @@ type Batch = unsafe extern "C" fn(
     *mut CUmemcpyAttributes,
     *mut usize,
     usize,
+    CUstream,
+) -> CUresult;
+/// As it was in CUDA 12.8 and 12.9, where it also told which piece failed.
+type EarlierBatch = unsafe extern "C" fn(
+    *mut CUdeviceptr,
+    *mut CUdeviceptr,
+    *mut usize,
+    usize,
+    *mut CUmemcpyAttributes,
+    *mut usize,
+    usize,
+    *mut usize,
     CUstream,
 ) -> CUresult;
 
@@ -118,9 +137,17 @@ impl Pieces {
         let mut first = 0; // the attributes hold from the first piece on
         let Self { sources, targets, sizes, stream, .. } = self;
         let (to, from, bytes) = (targets.as_mut_ptr(), sources.as_mut_ptr(), sizes.as_mut_ptr());
-        let (attributes, first) = (&raw mut attributes, &raw mut first);
+        let (attributes, first, mut failed) = (&raw mut attributes, &raw mut first, 0);
+        let (count, stream) = (sizes.len(), stream.handle());
         // SAFETY: the caller guarantees pieces and stream; the arrays are as long as said, and read at once.
-        unsafe { batch(to, from, bytes, sizes.len(), attributes, first, 1, stream.handle()) }
+        unsafe {
+            match batch {
+                Batch::Current(batch) => batch(to, from, bytes, count, attributes, first, 1, stream),
+                Batch::Earlier(batch) => {
+                    batch(to, from, bytes, count, attributes, first, 1, &raw mut failed, stream)
+                }
+            }
+        }
     }
 
     /// # Safety
@@ -138,13 +165,18 @@ impl Pieces {
     }
 }
 
-/// The function that takes a batch, which every driver that is used should have.
+/// The function that takes a batch, as this driver has it.
 fn batch() -> Option<Batch> {
     static FOUND: OnceLock<Option<Batch>> = OnceLock::new();
     *FOUND.get_or_init(|| {
-        let function = look_up(c"cuMemcpyBatchAsync", 13000)?;
-        // SAFETY: this is its signature in that version.
-        Some(unsafe { mem::transmute::<*mut c_void, Batch>(function) })
+        // SAFETY: these are its signatures in those versions.
+        unsafe {
+            if let Some(function) = look_up(c"cuMemcpyBatchAsync", 13000) {
+                return Some(Batch::Current(mem::transmute::<*mut c_void, CurrentBatch>(function)));
+            }
+            let function = look_up(c"cuMemcpyBatchAsync", 12080)?;
+            Some(Batch::Earlier(mem::transmute::<*mut c_void, EarlierBatch>(function)))
+        }
     })
 }
 
@@ -159,7 +191,10 @@ fn look_up(name: &CStr, version: c_int) -> Option<*mut c_void> {
 
 #[cfg(test)]
 mod tests {
+    use libloading::os::unix::{Library, RTLD_NOW};
+
     use super::*;
+    use crate::emulated::DRIVER;
 
     #[test]
     fn pieces_that_follow_on_both_sides_are_one_within_their_tensors() {
@@ -175,5 +210,37 @@ mod tests {
         push(&mut pieces, 60, 160);
         assert_eq!(pieces.sizes, [20, 20, 10, 10]);
         assert_eq!((pieces.sources, pieces.targets), (vec![0, 20, 50, 60], vec![100, 130, 150, 160]));
+    }
+
+    #[test]
+    fn drivers_of_an_earlier_version_take_batches_as_they_knew_them() {
+        const PIECES: u64 = 70_000; // two batches
+        let (mut context, mut stream, mut memory) = (ptr::null_mut(), ptr::null_mut(), 0);
+        let done = |answer: CUresult| assert_eq!(answer, CUresult::CUDA_SUCCESS);
+        // SAFETY: the emulated driver takes the place of any other, and its memory is the host's.
+        let written = unsafe {
+            let driver = Library::open(Some(DRIVER), RTLD_NOW).unwrap();
+            driver.get::<extern "C" fn(c_int, c_int)>(b"kvferry_emulated_pretend").unwrap()(12080, 9);
+            mem::forget(driver);
+            done(sys::cuDevicePrimaryCtxRetain(&raw mut context, 0));
+            done(sys::cuCtxPushCurrent_v2(context));
+            done(sys::cuStreamCreate(&raw mut stream, 1));
+            done(sys::cuMemAlloc_v2(&raw mut memory, usize::try_from(3 * PIECES).unwrap()));
+            let bytes: &mut [u8] = std::slice::from_raw_parts_mut(
+                ptr::with_exposed_provenance_mut(usize::try_from(memory).unwrap()),
+                usize::try_from(3 * PIECES).unwrap(),
+            );
+            bytes.iter_mut().zip((0..=250).cycle()).for_each(|(byte, number)| *byte = number);
+            let mut pieces = Pieces::new(Stream(stream.expose_provenance() as u64), false);
+            assert!(matches!(pieces.batches, Some(Batch::Earlier(_))));
+            for index in 0..PIECES {
+                pieces.push(memory + index, memory + PIECES + 2 * index, 1).unwrap();
+            }
+            pieces.enqueue().unwrap();
+            done(sys::cuStreamSynchronize(stream));
+            bytes
+        };
+        let (source, target) = written.split_at(usize::try_from(PIECES).unwrap());
+        assert!(source.iter().zip(target.iter().step_by(2)).all(|(read, written)| read == written));
     }
 }
