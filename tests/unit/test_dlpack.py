@@ -39,6 +39,27 @@ def test_a_tensor_is_given_back_once_when_its_cache_dies(versioned, knows_versio
     assert producer.deleted == 1
 
 
+@pytest.mark.parametrize("versioned", [True, False])
+def test_an_error_that_unwinds_a_cache_comes_through(versioned):
+    producer = Producer(SHAPE, STRIDES, versioned=versioned)
+    with pytest.raises(ZeroDivisionError):
+        # The cache lies on the frame's stack, which is cleared with the error set.
+        (register(producer), 1 / 0)
+    assert producer.deleted == 1
+
+
+def test_a_deleter_that_fails_leaves_no_error_behind(monkeypatch):
+    def fail():
+        raise RuntimeError("no")
+
+    unraisable = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    producer = Producer(SHAPE, STRIDES, on_delete=fail)
+    with pytest.raises(ZeroDivisionError):
+        (register(producer), 1 / 0)
+    assert [type(caught.exc_value) for caught in unraisable] == [RuntimeError]
+
+
 def test_a_producer_without_a_deleter_is_let_go():
     producer = Producer(SHAPE, STRIDES, has_deleter=False)
     register(producer)

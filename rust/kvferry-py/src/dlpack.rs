@@ -111,8 +111,24 @@ impl Delete for DLManagedTensorVersioned {
 impl<T: Delete> Drop for Owned<T> {
     fn drop(&mut self) {
         // SAFETY: `Owned` is the structure's only owner since the capsule was renamed, and dies here.
-        unsafe { T::delete(self.0.as_ptr()) }
+        let delete = || unsafe { T::delete(self.0.as_ptr()) };
+        // Only a thread that is attached has an error to lose. Any thread may drop this; where there is no
+        // interpreter any more, the deleter is the producer's affair alone.
+        if Python::try_attach(|py| with_error_aside(py, delete)).is_none() {
+            delete();
+        }
     }
+}
+
+/// Calls a deleter, which may be Python's, as Python is called: with no error set. A cache also dies while
+/// an error unwinds its frame, and that error must come through.
+fn with_error_aside(_attached: Python<'_>, delete: impl FnOnce()) {
+    let (mut kind, mut value, mut trace) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the thread is attached, and the three are places for references, null or owned.
+    unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut trace) };
+    delete();
+    // SAFETY: as above; the references are given back, and whatever the deleter has set is dropped.
+    unsafe { ffi::PyErr_Restore(kind, value, trace) };
 }
 
 // SAFETY: DLPack lets the consumer read the structure and call the deleter from any thread; kvferry
