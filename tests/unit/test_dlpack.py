@@ -287,6 +287,16 @@ def test_memory_of_other_devices_is_refused_before_it_is_exported(device):
     assert (producer.exported, producer.deleted) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(4, "OpenCL"), (7, "Vulkan"), (8, "Metal"), (ROCM, "ROCm"), (11, "ROCm host"), (14, "oneAPI")],
+)
+def test_devices_that_frameworks_export_are_named(kind, name):
+    producer = Producer(SHAPE, STRIDES, device=(kind, 1))
+    with pytest.raises(LayoutError, match=rf"is on {name}, DLPack device \({kind}, 1\);"):
+        register(producer)
+
+
 def test_a_device_without_an_export_is_refused_by_name():
     class Half:
         def __dlpack_device__(self):

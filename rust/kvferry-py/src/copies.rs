@@ -57,8 +57,8 @@ use crate::execution::Execution;
 /// --------
 /// >>> import numpy as np
 /// >>> from kvferry.copy import copy_blocks
-/// >>> source = np.arange(3 * 2 * 4 * 1).reshape(3, 2, 4, 1)  # [blocks, heads, tokens, latent]
-/// >>> target = np.zeros((5, 4, 2, 1), int)  # [blocks, tokens, heads, latent]
+/// >>> source = np.arange(3 * 2 * 4 * 1).reshape(3, 2, 4, 1)  # [blocks, heads, tokens, head_dim]
+/// >>> target = np.zeros((5, 4, 2, 1), int)  # [blocks, tokens, heads, head_dim]
 /// >>> copy_blocks(source, target, [2], [0], source_layout="BHND", target_layout="BNHD")
 /// >>> target[0, :, :, 0].tolist()
 /// [[16, 20], [17, 21], [18, 22], [19, 23]]

@@ -43,7 +43,20 @@ impl fmt::Display for Device {
             Self::CUDA => write!(f, "cuda:{}", self.index),
             Self::CUDA_HOST => f.write_str("pinned host"),
             Self::CUDA_MANAGED => f.write_str("managed CUDA memory"),
-            kind => write!(f, "DLPack device ({kind}, {})", self.index),
+            kind => {
+                // Others that frameworks export, by their numbers in `dlpack.h`.
+                let name = match kind {
+                    4 => "OpenCL, ",
+                    7 => "Vulkan, ",
+                    8 => "Metal, ",
+                    10 => "ROCm, ",
+                    11 => "ROCm host, ",
+                    14 => "oneAPI, ",
+                    15 => "WebGPU, ",
+                    _ => "",
+                };
+                write!(f, "{name}DLPack device ({kind}, {})", self.index)
+            }
         }
     }
 }
