@@ -117,7 +117,7 @@ BAD = {
     "no bits": ({"bits": 0}, "0 bits"),
     "no lanes": ({"lanes": 0}, "0 bits"),
     "items of four bytes": ({"lanes": 2}, "4 bytes"),
-    "items of one byte": ({"bits": 8}, "1 bytes"),
+    "items of one byte": ({"bits": 8}, "1 byte,"),
     "another device than stated": ({"device": (CUDA, 0), "stated_device": (CPU, 0)}, "cuda:0"),
 }
 

@@ -11,8 +11,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use kvferry_core::Error;
 use kvferry_core::memory::tensor::{Device, RawTensor};
+use kvferry_core::{Error, counted};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -269,7 +269,7 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
     }
     let item_bits = u64::from(tensor.dtype.bits) * u64::from(tensor.dtype.lanes);
     if item_bits == 0 || !item_bits.is_multiple_of(8) {
-        return Err(format!("has items of {item_bits} bits, not of whole bytes"));
+        return Err(format!("has items of {}, not of whole bytes", counted(item_bits, "bit")));
     }
     let item_bytes = item_bits / 8;
     let strides = match extents(tensor.strides, tensor.dimensions)? {
@@ -295,7 +295,7 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
 fn extents(numbers: *const i64, dimensions: i32) -> Result<Option<Vec<i64>>, String> {
     let count = match usize::try_from(dimensions) {
         Ok(count) if count <= MAX_DIMENSIONS => count,
-        _ => return Err(format!("has {dimensions} dimensions")),
+        _ => return Err(format!("has {}", counted(dimensions, "dimension"))),
     };
     if count == 0 {
         return Ok(Some(Vec::new()));

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::interval::Interval;
 use crate::specs::layout::{Axis, Layout};
 use crate::specs::model::{Group, GroupKind, check_model, in_bounds};
@@ -27,7 +27,8 @@ impl<T: Clone> PerGroup<T> {
             Self::Same(value) => Ok(vec![value.clone(); groups]),
             Self::Each(values) if values.len() == groups => Ok(values.clone()),
             Self::Each(values) => {
-                fail!(Value, "{field} has {} entries for {groups} groups", values.len())
+                let (held, groups) = (counted(values.len(), "value"), counted(groups, "group"));
+                fail!(Value, "{field} has {held} for {groups}")
             }
         }
     }
@@ -192,7 +193,7 @@ fn stages(given: Option<&[Interval]>, pp_size: usize, groups: &[Group]) -> Resul
         return Ok((0..pp_size as u64).map(|pp| Interval::new(pp * size, (pp + 1) * size)).collect());
     };
     if given.len() != pp_size {
-        fail!(Value, "pp_layers has {} stages for pp_size={pp_size}", given.len());
+        fail!(Value, "pp_layers has {} for pp_size={pp_size}", counted(given.len(), "stage"));
     }
     let mut next = 0;
     for (stage, layers) in given.iter().enumerate() {
