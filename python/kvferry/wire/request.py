@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from kvferry.wire.limits import MAX_GROUPS, MAX_IDS_PER_GROUP, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvferry._types import Integers
 
 _INT64_END = 1 << 63
 
@@ -52,6 +57,16 @@ class TransferRequest(msgspec.Struct, frozen=True, eq=False):
     blocks: tuple[npt.NDArray[np.integer[Any]], ...]
     tokens: tuple[int, int]
     first_tokens: tuple[int, ...] = ()
+
+    if TYPE_CHECKING:  # sequences of any kind become tuples of arrays, or of tokens
+
+        def __init__(
+            self,
+            request_id: str,
+            blocks: Sequence[Integers],
+            tokens: tuple[int, int],
+            first_tokens: Integers = (),
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
