@@ -60,7 +60,7 @@ def test_a_wrong_byte_is_named_and_fails(tiny, capsys, monkeypatch):
 def test_layers_are_cut_to_fit_and_said_so(tiny, capsys):
     # A layer takes about 50 KiB in both engines.
     assert main(["demo", "--model", str(tiny), "--tokens", "50", "--max-gib", "0.0001"]) == 0
-    assert "1 layers of 2" in capsys.readouterr().out
+    assert "1 layer of 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "nemotron-h-8b", "gemma-3-27b"])

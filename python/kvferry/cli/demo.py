@@ -191,8 +191,8 @@ def _setting(
     cut = (
         "" if kept == layers else f" of {layers}, so that caches stay under {arguments.max_gib} GiB"
     )
-    plural = "" if arguments.tokens == 1 else "s"
-    lines = [f"{arguments.model.stem}: {kept} layers{cut}; {arguments.tokens:,} token{plural}"]
+    held, asked = _counted(kept, "layer"), _counted(arguments.tokens, "token")
+    lines = [f"{arguments.model.stem}: {held}{cut}; {asked}"]
     lines += [
         f"  {engine.engine_id}: tp={engine.tp_size}, {engine.tokens_per_block} tokens a block, "
         + ", ".join(dict.fromkeys(slot.layout for slot in engine.tensor_slots(rank=0)))
@@ -200,6 +200,10 @@ def _setting(
     ]
     lines.append(f"  {cache_bytes(model, arguments) / GIB:.2f} GiB of caches in both engines")
     return "\n".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _progress() -> Progress:

@@ -83,7 +83,7 @@ class TransferRequest(msgspec.Struct, frozen=True, eq=False):
         )
         if len(first_tokens) != len(blocks):
             raise ValueError(
-                f"first_tokens has {len(first_tokens)} entries for {len(blocks)} groups of blocks"
+                f"first_tokens has length {len(first_tokens)}, blocks has length {len(blocks)}"
             )
         msgspec.structs.force_setattr(self, "blocks", blocks)
         msgspec.structs.force_setattr(self, "tokens", tokens)

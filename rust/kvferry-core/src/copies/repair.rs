@@ -172,7 +172,11 @@ impl Repair {
             fail!(Value, "block_size_ratio=0 is not positive");
         }
         if !tokens.count.is_multiple_of(parts) {
-            fail!(Alignment, "block_size_ratio={parts} does not divide {} tokens a block", tokens.count);
+            fail!(
+                Alignment,
+                "block_size_ratio={parts} does not divide {} a block",
+                counted(tokens.count, "token")
+            );
         }
         let part_tokens = Step { count: tokens.count / parts, stride: tokens.stride };
         let parts = Step { count: parts, stride: part_tokens.count * tokens.stride };

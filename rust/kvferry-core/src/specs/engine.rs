@@ -187,7 +187,11 @@ fn stages(given: Option<&[Interval]>, pp_size: usize, groups: &[Group]) -> Resul
     let num_layers = 1 + groups.iter().map(last).max().unwrap_or(0);
     let Some(given) = given else {
         if !num_layers.is_multiple_of(pp_size as u64) {
-            fail!(Value, "pp_layers is required: pp_size={pp_size} does not divide {num_layers} layers");
+            fail!(
+                Value,
+                "pp_layers is required: pp_size={pp_size} does not divide {}",
+                counted(num_layers, "layer")
+            );
         }
         let size = num_layers / pp_size as u64;
         return Ok((0..pp_size as u64).map(|pp| Interval::new(pp * size, (pp + 1) * size)).collect());
@@ -203,7 +207,7 @@ fn stages(given: Option<&[Interval]>, pp_size: usize, groups: &[Group]) -> Resul
         next = layers.end;
     }
     if next < num_layers {
-        fail!(Value, "pp_layers ends at {next}, before the last of {num_layers} layers");
+        fail!(Value, "pp_layers ends at {next}, before the last of {}", counted(num_layers, "layer"));
     }
     Ok(given.to_vec())
 }
