@@ -84,8 +84,9 @@ pub fn block_lists<'py>(
     null_of: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Vec<Vec<i64>>> {
     const WHAT: &str = "one list of block ids a group";
-    // What these iterate over is no list.
-    if is_text(value) || value.cast::<PyMapping>().is_ok() {
+    // What text and mappings iterate over is no list. To ask what is plain would take as long as a small plan.
+    let is_plain = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
+    if !is_plain && (is_text(value) || value.cast::<PyMapping>().is_ok()) {
         return Err(wrong(field, value, WHAT));
     }
     let lists: Vec<_> = items(field, value, WHAT)?.take(groups + 1).collect::<PyResult<_>>()?;
