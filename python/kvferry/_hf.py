@@ -180,7 +180,7 @@ def _layer_kinds(config: Config) -> list[str | None]:
 def _listed_kinds(config: Config, key: str) -> list[str | None]:
     names, count = config[key], _find(config, "num_hidden_layers")
     if count is not None and count != len(names):
-        raise ValueError(f"{key!r} names {len(names)} layers, but 'num_hidden_layers' is {count}")
+        raise ValueError(f"{key!r} has length {len(names)}, but 'num_hidden_layers' is {count}")
     for layer, name in enumerate(names):
         if name not in _KINDS:
             raise ValueError(

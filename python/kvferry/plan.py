@@ -51,7 +51,8 @@ class GroupExplanation(msgspec.Struct, frozen=True):
     kind
         ``"attention"``, ``"latent"`` or ``"state"``.
     num_layers
-        Layers in both.
+        Layers in both, of all ranks: with pipeline stages, a rank moves some of them (see
+        `TransferExplanation`).
     num_tokens
         Tokens that are due: not held already, not in a null block, inside the window. A state
         that moves counts as one.
@@ -202,7 +203,7 @@ def _group_line(group: GroupExplanation) -> str:
         due = f"{_counted(group.num_tokens, 'token')} due in {stretches} of blocks"
     return (
         f"  group {group.source_group} -> {group.target_group} ({group.kind}): "
-        f"{_counted(group.num_layers, 'layer')}, {due}"
+        f"{_counted(group.num_layers, 'layer')} in both engines, {due}"
     )
 
 

@@ -14,7 +14,10 @@ import msgspec
 from kvferry import _core
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from kvferry._types import Integers
 
 __all__ = [
     "AttentionGroup",
@@ -68,6 +71,19 @@ class AttentionGroup(msgspec.Struct, frozen=True, tag="attention"):
     sliding_window: int = -1
     tokens_per_slot: int = 1
 
+    if TYPE_CHECKING:  # sequences of any kind become tuples
+
+        def __init__(
+            self,
+            layers: Integers,
+            num_kv_heads: int,
+            head_dim: int,
+            dtype: str = "bfloat16",
+            v_head_dim: int | None = None,
+            sliding_window: int = -1,
+            tokens_per_slot: int = 1,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         _freeze(self, "layers")
         _core.check_group(self)
@@ -97,6 +113,16 @@ class LatentGroup(msgspec.Struct, frozen=True, tag="latent"):
     latent_dim: int
     dtype: str = "bfloat16"
     tokens_per_slot: int = 1
+
+    if TYPE_CHECKING:  # sequences of any kind become tuples
+
+        def __init__(
+            self,
+            layers: Integers,
+            latent_dim: int,
+            dtype: str = "bfloat16",
+            tokens_per_slot: int = 1,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _freeze(self, "layers")
@@ -131,6 +157,17 @@ class StatePart(msgspec.Struct, frozen=True):
     shard_axis: int | None = None
     shard_units: int | None = None
 
+    if TYPE_CHECKING:  # sequences of any kind become tuples
+
+        def __init__(
+            self,
+            name: str,
+            shape: Integers,
+            dtype: str,
+            shard_axis: int | None = None,
+            shard_units: int | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         _freeze(self, "shape")
 
@@ -154,6 +191,14 @@ class StateGroup(msgspec.Struct, frozen=True, tag="state"):
 
     layers: tuple[int, ...]
     parts: tuple[StatePart, ...]
+
+    if TYPE_CHECKING:  # sequences of any kind become tuples
+
+        def __init__(
+            self,
+            layers: Integers,
+            parts: Sequence[StatePart],
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _freeze(self, "layers")
@@ -183,6 +228,14 @@ class ModelSpec(msgspec.Struct, frozen=True):
 
     groups: tuple[Group, ...]
     name: str = ""
+
+    if TYPE_CHECKING:  # sequences of any kind become tuples
+
+        def __init__(
+            self,
+            groups: Sequence[Group],
+            name: str = "",
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         _freeze(self, "groups")
@@ -305,6 +358,25 @@ class EngineSpec(msgspec.Struct, frozen=True, dict=True):
     null_block_id: int | tuple[int | None, ...] | None = None
     physical_blocks_per_block: int | tuple[int, ...] = 1
     num_blocks: int | tuple[int | None, ...] | None = None
+
+    if TYPE_CHECKING:  # sequences of any kind become tuples
+
+        def __init__(
+            self,
+            engine_id: str,
+            model: ModelSpec,
+            tokens_per_block: int | Integers,
+            layout: str | Sequence[str],
+            tp_size: int = 1,
+            pp_size: int = 1,
+            cp_size: int = 1,
+            cp_interleave: int = 1,
+            pp_layers: Sequence[Integers] | None = None,
+            head_ranges: Sequence[Any] | None = None,
+            null_block_id: int | Sequence[int | None] | None = None,
+            physical_blocks_per_block: int | Integers = 1,
+            num_blocks: int | Sequence[int | None] | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         for field in (

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import array
+import re
 
 import numpy as np
 import pytest
 import torch
 from engines import (
     BLOCK_BYTES,
+    attention_model,
     engine_pair,
     label,
     make_engine,
@@ -16,6 +18,8 @@ from engines import (
     source_cache,
     target_cache,
 )
+from id_lists import DLPackOnly
+from producers import ROCM, Producer
 
 from kvferry import Route
 from kvferry.errors import BlockRangeError, KVFerryError
@@ -85,8 +89,88 @@ def test_lists_may_be_empty_where_nothing_is_due(empty):
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_what_is_no_list_of_ids_is_refused(side, ids):
     lists = {"source_blocks": [[0]], "target_blocks": [[0]], f"{side}_blocks": [ids]}
-    with pytest.raises(ValueError, match=rf"{side}_blocks\[0\]"):
+    with pytest.raises(ValueError, match=rf"{side}_blocks\[0\]|{side}_blocks is one flat list"):
         ROUTE.plan(0, **lists, tokens=(0, 4))
+
+
+def route_of_two_groups():
+    model = attention_model(layers=2).regroup([[0], [1]])
+    return Route(make_engine("source", model), make_engine("target", model))
+
+
+@pytest.mark.parametrize(
+    ("flat", "shown"),
+    [
+        ([3, 2], "[[3, 2]]"),
+        ([3], "[[3]]"),
+        ((3, 2), "[(3, 2)]"),
+        (range(2), "[range(0, 2)]"),
+        (np.array([3, 2]), "[array([3, 2])]"),
+        (torch.tensor([3, 2]), "[tensor([3, 2])]"),
+    ],
+    ids=label,
+)
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_flat_list_is_told_from_one_list_a_group(side, flat, shown):
+    lists = {"source_blocks": [[0, 1]], "target_blocks": [[0, 1]], f"{side}_blocks": flat}
+    message = (
+        f"{side}_blocks is one flat list for 1 group; "
+        f"pass one list of block ids a group, such as {shown}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ROUTE.plan(0, **lists, tokens=(0, 4))
+    two = route_of_two_groups()
+    message = message.replace("1 group;", "2 groups;")[:-1] + ", …]"
+    both = {"source_blocks": [[0], [1]], "target_blocks": [[0], [1]], f"{side}_blocks": flat}
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        two.plan(0, **both, tokens=(0, 4))
+
+
+@pytest.mark.parametrize("wrong", ["ab", b"ab", "", {0: [0]}, {}], ids=label)
+def test_text_and_mappings_hold_no_lists(wrong):
+    message = f"target_blocks={wrong!r} is not one list of block ids a group"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        ROUTE.plan(0, [[0]], wrong, tokens=(0, 4))
+
+
+@pytest.mark.parametrize(("lists", "held"), [([], "0 lists"), ([[0], [1]], "more lists")])
+def test_the_number_of_lists_is_that_of_groups(lists, held):
+    message = f"source_blocks holds {held} for 1 group; pass one list of block ids a group"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        ROUTE.plan(0, lists, [[0]], tokens=(0, 4))
+
+
+def test_an_id_among_lists_is_named():
+    two = route_of_two_groups()
+    with pytest.raises(ValueError, match=r"^source_blocks\[1\] is 5; pass a list"):
+        two.plan(0, [[3], 5], [[0], [1]], tokens=(0, 4))
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int16, np.uint64], ids=label)
+def test_ids_may_speak_nothing_but_dlpack(dtype):
+    ids = DLPackOnly(np.array([7, 3, 1, 8], dtype))
+    plan = ROUTE.plan(0, [ids], [DLPackOnly(np.array([2, 0, 5, 9]))], tokens=(0, 16))
+    assert moved(plan, SOURCE, TARGET) == [(12, 0, 4), (28, 8, 4), (4, 20, 4), (32, 36, 4)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [
+        (np.array([[7]]), "is not one-dimensional"),
+        (np.array([7.0]), "does not hold integers"),
+        (np.array([True]), "does not hold integers"),
+        (np.array(7), "is <"),
+    ],
+)
+def test_dlpack_without_a_list_of_ids_is_refused(ids, why):
+    with pytest.raises(ValueError, match=rf"source_blocks\[0\] {why}"):
+        ROUTE.plan(0, [DLPackOnly(ids)], [[0]], tokens=(0, 4))
+
+
+def test_dlpack_of_another_device_is_no_list_of_ids():
+    ids = Producer((4,), device=(ROCM, 0), bits=64)
+    with pytest.raises(ValueError, match=r"^source_blocks\[0\] is no list of block ids;"):
+        ROUTE.plan(0, [ids], [[0]], tokens=(0, 4))
 
 
 @pytest.mark.parametrize(

@@ -73,10 +73,14 @@ def test_tensors_come_in_order_or_by_name(library, given):
             BlockRangeError,
             r"layers\.2",
         ),
-        ({0: halves(), 1: halves()}, BlockRangeError, "0"),
-        (halves((2, *SHAPE)), TypeError, "sequence"),
-        (torch.zeros(2, *SHAPE), TypeError, "sequence"),
-        (None, TypeError, "sequence"),
+        (
+            {0: halves(), 1: halves()},
+            BlockRangeError,
+            r'rank 0 of engine "source" has no tensor slot 0, but such as "layers\.0"$',
+        ),
+        (halves((2, *SHAPE)), TypeError, r"sequence.*pass \[tensor\]"),
+        (torch.zeros(2, *SHAPE), TypeError, r"sequence.*pass \[tensor\]"),
+        (None, TypeError, "sequence.*NoneType'>$"),
         (5, TypeError, "sequence"),
         ({"a", "b"}, TypeError, "sequence"),
         ("ab", TypeError, "DLPack"),
@@ -86,6 +90,11 @@ def test_tensors_come_in_order_or_by_name(library, given):
 def test_the_number_and_names_of_tensors_are_checked(given, error, words):
     with pytest.raises(error, match=words):
         KVCache(ENGINE, 0, given)
+
+
+def test_one_tensor_is_none_of_several_tensors():
+    with pytest.raises(LayoutError, match="expected 1 tensor, one a slot, got 2"):
+        KVCache(one_layer(), 0, [halves()] * 2)
 
 
 @pytest.mark.parametrize("rank", [None, -1, 1, 1.0, "0", 2**63, 2**200, float("nan")], ids=label)

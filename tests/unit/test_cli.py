@@ -2,11 +2,12 @@
 
 import json
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from kvferry import cuda
+from kvferry import EngineSpec, KVCache, ModelSpec, cuda
 from kvferry.cli import demo, main
 from kvferry.cli.calibrate import report
 
@@ -59,7 +60,7 @@ def test_a_wrong_byte_is_named_and_fails(tiny, capsys, monkeypatch):
 def test_layers_are_cut_to_fit_and_said_so(tiny, capsys):
     # A layer takes about 50 KiB in both engines.
     assert main(["demo", "--model", str(tiny), "--tokens", "50", "--max-gib", "0.0001"]) == 0
-    assert "1 layers of 2" in capsys.readouterr().out
+    assert "1 layer of 2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "nemotron-h-8b", "gemma-3-27b"])
@@ -67,6 +68,31 @@ def test_models_of_every_kind_are_moved(name, capsys):
     options = ["--tokens=50", "--max-gib=0.05", "--source-tp=2", "--target-tp=4"]
     assert main(["demo", "--model", str(MODELS / f"{name}.json"), *options]) == 0
     assert capsys.readouterr().out.count("exact") == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "layouts"),
+    [
+        ("deepseek-v3", ["BND", "BND"]),
+        ("nemotron-h-8b", ["BS, KBHND", "BS, KBNHD"]),
+        ("llama-3.1-8b", ["KBHND", "KBNHD"]),
+    ],
+)
+def test_the_layouts_shown_are_those_in_effect(name, layouts, capsys):
+    options = ["--tokens=10", "--max-gib=0.1", "--source-layout=HND"]
+    assert main(["demo", "--model", str(MODELS / f"{name}.json"), *options]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "tokens a block" in line]
+    assert [line.split(", ", 2)[2].strip() for line in lines] == layouts
+
+
+def test_tensors_begin_at_cache_lines_and_lie_apart():
+    model = ModelSpec.from_hf_config(MODELS / "nemotron-h-8b.json")
+    engine = EngineSpec("source", model, tokens_per_block=16, layout="KBHND", tp_size=4)
+    tensors = demo.rank_tensors(engine, 0, tokens=5)
+    places = sorted((tensor.ctypes.data, tensor.nbytes) for tensor in tensors)
+    assert all(begin % 64 == 0 for begin, _ in places)
+    assert all(begin + size <= after for (begin, size), (after, _) in pairwise(places))
+    KVCache(engine, 0, tensors)
 
 
 @pytest.mark.parametrize(

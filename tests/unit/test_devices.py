@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engines import attention_model, make_engine
+from engines import attention_model, label, make_engine
 from producers import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, Producer
 
 from kvferry import KVCache, Route, copy, cuda, wire
@@ -82,10 +82,10 @@ def test_an_empty_plan_needs_no_device():
     plan.copy(source, target)
 
 
-@pytest.mark.parametrize("stream", [-1, 2**63, 1.5, "0"])
+@pytest.mark.parametrize("stream", [-1, 2**63, 1.5, "0", True, False, object()], ids=label)
 def test_streams_are_numbers(stream):
     memory = np.zeros((3, 2))
-    with pytest.raises(ValueError, match="stream="):
+    with pytest.raises(ValueError, match=r"stream=.*pass its handle, such as .*cuda_stream"):
         copy.copy_kv_blocks({"a": memory}, {"a": memory}, [0], [1], "h2d", stream=stream)
 
 

@@ -39,6 +39,27 @@ def test_a_tensor_is_given_back_once_when_its_cache_dies(versioned, knows_versio
     assert producer.deleted == 1
 
 
+@pytest.mark.parametrize("versioned", [True, False])
+def test_an_error_that_unwinds_a_cache_comes_through(versioned):
+    producer = Producer(SHAPE, STRIDES, versioned=versioned)
+    with pytest.raises(ZeroDivisionError):
+        # The cache lies on the frame's stack, which is cleared with the error set.
+        (register(producer), 1 / 0)
+    assert producer.deleted == 1
+
+
+def test_a_deleter_that_fails_leaves_no_error_behind(monkeypatch):
+    def fail():
+        raise RuntimeError("no")
+
+    unraisable = []
+    monkeypatch.setattr("sys.unraisablehook", unraisable.append)
+    producer = Producer(SHAPE, STRIDES, on_delete=fail)
+    with pytest.raises(ZeroDivisionError):
+        (register(producer), 1 / 0)
+    assert [type(caught.exc_value) for caught in unraisable] == [RuntimeError]
+
+
 def test_a_producer_without_a_deleter_is_let_go():
     producer = Producer(SHAPE, STRIDES, has_deleter=False)
     register(producer)
@@ -96,7 +117,7 @@ BAD = {
     "no bits": ({"bits": 0}, "0 bits"),
     "no lanes": ({"lanes": 0}, "0 bits"),
     "items of four bytes": ({"lanes": 2}, "4 bytes"),
-    "items of one byte": ({"bits": 8}, "1 bytes"),
+    "items of one byte": ({"bits": 8}, "1 byte,"),
     "another device than stated": ({"device": (CUDA, 0), "stated_device": (CPU, 0)}, "cuda:0"),
 }
 
@@ -264,6 +285,16 @@ def test_memory_of_other_devices_is_refused_before_it_is_exported(device):
     with pytest.raises(LayoutError, match=rf"layers\.0.*\({device[0]}, {device[1]}\)"):
         register(producer)
     assert (producer.exported, producer.deleted) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(4, "OpenCL"), (7, "Vulkan"), (8, "Metal"), (ROCM, "ROCm"), (11, "ROCm host"), (14, "oneAPI")],
+)
+def test_devices_that_frameworks_export_are_named(kind, name):
+    producer = Producer(SHAPE, STRIDES, device=(kind, 1))
+    with pytest.raises(LayoutError, match=rf"is on {name}, DLPack device \({kind}, 1\);"):
+        register(producer)
 
 
 def test_a_device_without_an_export_is_refused_by_name():

@@ -123,7 +123,7 @@ def test_flat_ids_of_several_engine_groups_are_refused(flat):
 @pytest.mark.parametrize("lists", [[], [[1]], ([1], (2,)), np.array([[1], [2]]), UserList([[1]])])
 @pytest.mark.parametrize("strict", [False, True])
 def test_fewer_lists_than_groups_are_refused(lists, strict):
-    with pytest.raises(BlockRangeError, match=f"holds {len(lists)} lists for 3 engine groups"):
+    with pytest.raises(BlockRangeError, match=f"holds {len(lists)} lists? for 3 engine groups"):
         expand_engine_block_ids(HYBRID, lists, strict=strict)
 
 
@@ -132,7 +132,7 @@ def test_surplus_lists():
     assert expand_engine_block_ids(TWO, lists) == [[1], [2]]
     assert expand_engine_block_ids([], lists) == [[1]]
     for some, held in ((TWO, 2), ([], 1)):
-        with pytest.raises(BlockRangeError, match=f"holds more lists for {held} engine groups"):
+        with pytest.raises(BlockRangeError, match=f"holds more lists for {held} engine group"):
             expand_engine_block_ids(some, lists, strict=True)
         assert expand_engine_block_ids(some, lists[:held], strict=True) == lists[:held]
 

@@ -42,6 +42,14 @@ def test_explain_says_what_moves_and_how():
         )
 
 
+def test_layers_are_said_to_be_the_engines_where_a_rank_holds_some():
+    source, target = engine_pair(target={"pp_size": 2}, layers=4)
+    explained = Route(source, target).plan(1, [[7]], [[1]], tokens=(0, 4)).explain()
+    assert [group.num_layers for group in explained.groups] == [4]
+    assert [transfer.num_layers for transfer in explained.transfers] == [2]
+    assert "(attention): 4 layers in both engines, 4 tokens due" in str(explained)
+
+
 def test_explain_names_who_is_only_notified():
     model = attention_model(heads=1)
     wide = make_engine("source", model, tp_size=4)

@@ -77,6 +77,11 @@ def test_a_kernel_that_is_not_here_is_refused_before_anything_is_written(name):
     assert result.stdout.splitlines() == [message] * 12
 
 
+def test_a_variable_set_to_nothing_names_no_kernel():
+    result = run("-c", REFUSED, KVFERRY_KERNEL="")
+    assert result.stderr == "copied\n"
+
+
 def test_a_kernel_named_in_bytes_that_are_no_text_is_refused():
     program = "import os; os.environb[b'KVFERRY_KERNEL'] = b'av\\xff'" + REFUSED
     result = run("-c", program)

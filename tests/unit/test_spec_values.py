@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import copy
+import inspect
 import pickle
+import textwrap
 
 import msgspec
 import numpy as np
@@ -21,6 +24,7 @@ from kvferry import (
     StateGroup,
     StatePart,
 )
+from kvferry.wire import TransferRequest
 
 
 @pytest.mark.parametrize("make", [hybrid_model, hybrid_engine])
@@ -41,6 +45,19 @@ def test_layers_in_any_container_make_equal_specs(as_given):
     assert group == AttentionGroup((0, 1, 2), 2, 4)
     assert hash(group) == hash(AttentionGroup((0, 1, 2), 2, 4))
     assert ModelSpec((group,)) == ModelSpec((AttentionGroup((0, 1, 2), 2, 4),))
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [AttentionGroup, LatentGroup, StateGroup, StatePart, ModelSpec, EngineSpec, TransferRequest],
+    ids=label,
+)
+def test_the_constructor_that_type_checkers_see_is_the_real_one(struct):
+    tree = ast.parse(textwrap.dedent(inspect.getsource(struct)))
+    (seen,) = (each for each in ast.walk(tree) if getattr(each, "name", "") == "__init__")
+    assert [argument.arg for argument in seen.args.args[1:]] == list(struct.__struct_fields__)
+    defaults = tuple(map(ast.literal_eval, seen.args.defaults))
+    assert defaults == struct.__struct_defaults__
 
 
 def test_lists_become_tuples_in_every_field():

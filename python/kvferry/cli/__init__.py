@@ -56,7 +56,8 @@ def parser() -> argparse.ArgumentParser:
         add(f"--{side}-layout", default=layout, help="axis letters in memory order")
     calibrate = commands.add_parser(
         "calibrate",
-        help="measure the bus to a GPU, and when its copy engine is worth asking",
+        help="measure the bus to a GPU, and print from which size of fragments on its copy "
+        "engine is faster",
         description="Copy fragments between pinned memory and a GPU by a kernel and by the copy "
         "engine, and print which variables make kvferry take the faster way.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -31,6 +33,8 @@ from kvferry.testing import Mismatch, check_reference, fill_reference, poison
 
 # Each rank is copied until so many bytes have moved, at least three times; the median counts.
 TIMED_BYTES = 1 << 30
+# Of every processor in use.
+LINE_BYTES = 64
 COLUMNS = ("rank", "reads", "MiB", "fragments", "least", "plan", "copy", "of memcpy", "bytes")
 
 T = TypeVar("T")
@@ -116,19 +120,30 @@ def run(arguments: argparse.Namespace) -> int:
 
 def allocate(engine: EngineSpec, tokens: int, rng: np.random.Generator) -> Side:
     """Allocate every rank's tensors, and scatter the request's blocks over them."""
-    tensors: list[Tensors] = [
-        [
-            np.empty(slot.shape(blocks_of(engine, slot.group, tokens)), f"u{slot.item_bytes}")
-            for slot in engine.tensor_slots(rank)
-        ]
-        for rank in range(engine.num_ranks)
-    ]
+    tensors = [rank_tensors(engine, rank, tokens) for rank in range(engine.num_ranks)]
     caches = [KVCache(engine, rank, arrays) for rank, arrays in enumerate(tensors)]
     blocks = [
         rng.permutation(blocks_of(engine, group, tokens))[: blocks_needed(engine, group, tokens)]
         for group in range(len(engine.model.groups))
     ]
     return Side(engine, tensors, caches, blocks)
+
+
+def rank_tensors(engine: EngineSpec, rank: int, tokens: int) -> Tensors:
+    """Allocate one rank's tensors as engines do: at cache lines, in as much memory as they need.
+
+    numpy's own arrays of this size begin 16 bytes behind one, and are in huge pages only in part.
+    """
+    slots = engine.tensor_slots(rank)
+    shapes = [slot.shape(blocks_of(engine, slot.group, tokens)) for slot in slots]
+    sizes = [math.prod(shape) * slot.item_bytes for shape, slot in zip(shapes, slots, strict=True)]
+    *begins, end = accumulate((-(-size // LINE_BYTES) * LINE_BYTES for size in sizes), initial=0)
+    memory = np.empty(end + LINE_BYTES, np.uint8)
+    memory = memory[-memory.ctypes.data % LINE_BYTES :]
+    return [
+        memory[begin : begin + size].view(f"u{slot.item_bytes}").reshape(shape)
+        for begin, size, shape, slot in zip(begins, sizes, shapes, slots, strict=True)
+    ]
 
 
 def move(
@@ -176,15 +191,19 @@ def _setting(
     cut = (
         "" if kept == layers else f" of {layers}, so that caches stay under {arguments.max_gib} GiB"
     )
-    plural = "" if arguments.tokens == 1 else "s"
-    lines = [f"{arguments.model.stem}: {kept} layers{cut}; {arguments.tokens:,} token{plural}"]
+    held, asked = _counted(kept, "layer"), _counted(arguments.tokens, "token")
+    lines = [f"{arguments.model.stem}: {held}{cut}; {asked}"]
     lines += [
         f"  {engine.engine_id}: tp={engine.tp_size}, {engine.tokens_per_block} tokens a block, "
-        f"{engine.layout}"
+        + ", ".join(dict.fromkeys(slot.layout for slot in engine.tensor_slots(rank=0)))
         for engine in (route.source, route.target)
     ]
     lines.append(f"  {cache_bytes(model, arguments) / GIB:.2f} GiB of caches in both engines")
     return "\n".join(lines)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _progress() -> Progress:

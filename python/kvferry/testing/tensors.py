@@ -166,7 +166,9 @@ def as_slot_bytes(engine: Any, rank: int, tensors: Sequence[np.ndarray]) -> list
     """Return the tensors as `uint8`, once their number and shapes are those of the rank's slots."""
     rank_slots = slots(engine, rank)
     if len(tensors) != len(rank_slots):
-        raise ValueError(f"{len(tensors)} tensors for the {len(rank_slots)} slots of rank {rank}")
+        raise ValueError(
+            f"rank {rank} takes one tensor a slot, {len(rank_slots)} in all, got {len(tensors)}"
+        )
     result = [bytes_of(tensor) for tensor in tensors]
     for i, (slot, tensor) in enumerate(zip(rank_slots, result, strict=True)):
         names = axis_names(engine, slot)

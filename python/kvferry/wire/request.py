@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from kvferry.wire.limits import MAX_GROUPS, MAX_IDS_PER_GROUP, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kvferry._types import Integers
 
 _INT64_END = 1 << 63
 
@@ -53,6 +58,16 @@ class TransferRequest(msgspec.Struct, frozen=True, eq=False):
     tokens: tuple[int, int]
     first_tokens: tuple[int, ...] = ()
 
+    if TYPE_CHECKING:  # sequences of any kind become tuples of arrays, or of tokens
+
+        def __init__(
+            self,
+            request_id: str,
+            blocks: Sequence[Integers],
+            tokens: tuple[int, int],
+            first_tokens: Integers = (),
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str):
             raise ValueError(f"request_id={shown(repr(self.request_id))} is not a string")
@@ -68,7 +83,7 @@ class TransferRequest(msgspec.Struct, frozen=True, eq=False):
         )
         if len(first_tokens) != len(blocks):
             raise ValueError(
-                f"first_tokens has {len(first_tokens)} entries for {len(blocks)} groups of blocks"
+                f"first_tokens has length {len(first_tokens)}, blocks has length {len(blocks)}"
             )
         msgspec.structs.force_setattr(self, "blocks", blocks)
         msgspec.structs.force_setattr(self, "tokens", tokens)

@@ -1,5 +1,7 @@
 //! The one error type. Its variants are the kinds that a caller can tell apart.
 
+use std::fmt;
+
 use thiserror::Error;
 
 /// What was wrong with a request; the text names what was asked and the limit it broke.
@@ -36,6 +38,13 @@ pub enum Error {
 
 /// Results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// A number of things in a message; `noun` is one of them, and takes an s.
+pub fn counted(number: impl fmt::Display, noun: &str) -> String {
+    let number = number.to_string();
+    let plural = if number == "1" { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
 
 /// Returns early with the given [`Error`] variant and message.
 macro_rules! fail {

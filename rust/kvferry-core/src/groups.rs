@@ -1,7 +1,7 @@
 //! Engine groups: which of a group's block ids cover a token range, and which layers draw from which
 //! group.
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::interval::Interval;
 
 /// What stands for the engine group of a layer that no KV group names.
@@ -111,8 +111,8 @@ pub fn held_of_needed(
     if strict && !needed.is_empty() && needed.end > held {
         fail!(
             BlockRange,
-            "group {group} needs {} block ids for token range {tokens}, held {held}",
-            needed.end
+            "group {group} needs {} for token range {tokens}, held {held}",
+            counted(needed.end, "block id")
         );
     }
     let begin = needed.begin.min(held);

@@ -28,4 +28,4 @@ pub mod side;
 pub mod specs;
 pub mod topology;
 
-pub use error::{Error, Result};
+pub use error::{Error, Result, counted};

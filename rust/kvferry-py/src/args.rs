@@ -2,14 +2,14 @@
 
 use std::fmt::Display;
 
-use kvferry_core::Error;
 use kvferry_core::interval::Interval;
 use kvferry_core::memory::tensor::Device;
 use kvferry_core::specs::engine::PerGroup;
+use kvferry_core::{Error, counted};
 use numpy::{PyArray1, PyArrayMethods, PyUntypedArrayMethods};
-use pyo3::exceptions::{PyMemoryError, PyValueError};
+use pyo3::exceptions::{PyException, PyMemoryError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyList, PyRange, PyTuple};
+use pyo3::types::{PyBytes, PyInt, PyList, PyMapping, PyRange, PyString, PyTuple};
 
 use crate::errors::to_py;
 
@@ -83,11 +83,26 @@ pub fn block_lists<'py>(
     groups: usize,
     null_of: impl Fn(usize) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Vec<Vec<i64>>> {
-    let lists = items(field, value, "one list of block ids a group")?;
-    let lists: Vec<_> = lists.take(groups + 1).collect::<PyResult<_>>()?;
+    const WHAT: &str = "one list of block ids a group";
+    // What text and mappings iterate over is no list. To ask what is plain would take as long as a small plan.
+    let is_plain = value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>();
+    if !is_plain && (is_text(value) || value.cast::<PyMapping>().is_ok()) {
+        return Err(wrong(field, value, WHAT));
+    }
+    let lists: Vec<_> = items(field, value, WHAT)?.take(groups + 1).collect::<PyResult<_>>()?;
+    let for_groups = || format!("for {}", counted(groups, "group"));
+    if let Some(first) = lists.first()
+        && is_id(first)?
+    {
+        let (flat, others) = (shown(value), if groups > 1 { ", …" } else { "" });
+        return Err(PyValueError::new_err(format!(
+            "{field} is one flat list {}; pass {WHAT}, such as [{flat}{others}]",
+            for_groups()
+        )));
+    }
     if lists.len() != groups {
-        let held = if lists.len() > groups { "more".into() } else { lists.len().to_string() };
-        return Err(PyValueError::new_err(format!("{field} holds {held} lists for {groups} groups")));
+        let held = if lists.len() > groups { "more lists".into() } else { counted(lists.len(), "list") };
+        return Err(PyValueError::new_err(format!("{field} holds {held} {}; pass {WHAT}", for_groups())));
     }
     let ids = |(group, ids): (usize, &Bound<'py, PyAny>)| {
         IdReader { field: format!("{field}[{group}]"), null: Some(null_of(group)?) }.read(ids)
@@ -154,12 +169,12 @@ impl<'py> IdReader<'py> {
             return self.near_ids(ids);
         }
         let numpy = value.py().import("numpy")?;
-        let array = numpy
-            .call_method1("asarray", (value,))
-            .or_else(|error| numpy.call_method1("asarray", (from_device(value).ok_or(error)?,)))
+        let array = imported(&numpy, value)
             .map_err(|error| refused(error, value, || self.wrong("is no list of block ids")))?;
-        if array.getattr("ndim")?.extract::<usize>()? != 1 {
-            return Err(self.wrong("is not one-dimensional"));
+        match array.getattr("ndim")?.extract()? {
+            1_usize => {}
+            0 => return Err(self.wrong(&format!("is {}", shown(value)))),
+            _ => return Err(self.wrong("is not one-dimensional")),
         }
         if array.len()? == 0 {
             return Ok(Vec::new());
@@ -217,6 +232,16 @@ impl<'py> IdReader<'py> {
     }
 }
 
+/// What numpy makes of a value: of one that it does not know, an array of no dimensions.
+fn imported<'py>(numpy: &Bound<'py, PyModule>, value: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let on_host = |value: &Bound<'py, PyAny>| {
+        // Of a tensor that speaks nothing but DLPack, `asarray` would make an object.
+        let speaks_dlpack = value.hasattr("__dlpack__")? && !value.hasattr("__array__")?;
+        numpy.call_method1(if speaks_dlpack { "from_dlpack" } else { "asarray" }, (value,))
+    };
+    on_host(value).or_else(|error| on_host(&from_device(value).ok_or(error)?))
+}
+
 /// A copy on the host of an array on a device, by the names that frameworks give to making one. It waits
 /// for the device.
 fn from_device<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
@@ -226,12 +251,31 @@ fn from_device<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     is_cuda.then(|| value.call_method0("cpu").or_else(|_| value.call_method0("get")).ok())?
 }
 
+/// Whether it is one integer; an array of one passes for an integer too, so it must have no length.
+pub fn is_id(value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    if value.is_instance_of::<PyInt>() || value.len().is_ok() {
+        return Ok(value.is_instance_of::<PyInt>());
+    }
+    match value.extract::<i64>() {
+        Err(error) if !is_refusal(&error, value) => Err(error),
+        id => Ok(id.is_ok()),
+    }
+}
+
+/// Text is a sequence too, but never of block ids.
+pub fn is_text(value: &Bound<'_, PyAny>) -> bool {
+    value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>()
+}
+
 /// Turns an error that only says that a value is of the wrong kind into one that names it. Interrupts
 /// and exhausted memory are nobody's wrong value.
 pub fn refused(error: PyErr, value: &Bound<'_, PyAny>, named: impl FnOnce() -> PyErr) -> PyErr {
+    if is_refusal(&error, value) { named() } else { error }
+}
+
+fn is_refusal(error: &PyErr, value: &Bound<'_, PyAny>) -> bool {
     let py = value.py();
-    let is_refusal = error.is_instance_of::<pyo3::exceptions::PyException>(py);
-    if is_refusal && !error.is_instance_of::<PyMemoryError>(py) { named() } else { error }
+    error.is_instance_of::<PyException>(py) && !error.is_instance_of::<PyMemoryError>(py)
 }
 
 /// `field=value is not what it should be`.

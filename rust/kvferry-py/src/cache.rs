@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use kvferry_core::Error;
 use kvferry_core::memory::cache::RankCache;
 use kvferry_core::memory::tensor::{Device, RawTensor};
 use kvferry_core::specs::engine::PerGroup;
 use kvferry_core::specs::slot::TensorSlot;
+use kvferry_core::{Error, counted};
 use kvferry_cuda::Memory;
 use pyo3::exceptions::{PyKeyError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -81,7 +81,7 @@ impl KVCache {
         let axes = read_axes(axes, core.groups.len())?;
         let mut managed = Vec::with_capacity(slots.len());
         let mut raw = Vec::with_capacity(slots.len());
-        for (name, tensor) in in_slot_order(&slots, tensors)? {
+        for (name, tensor) in in_slot_order(&core.id, rank, &slots, tensors)? {
             let (owned, described) = dlpack::import(&name, &tensor)?;
             managed.push(owned);
             raw.push(described);
@@ -131,6 +131,8 @@ impl KVCache {
 
 /// Pairs each slot's name with its tensor.
 fn in_slot_order<'py>(
+    engine: &str,
+    rank: usize,
     slots: &[TensorSlot],
     tensors: &Bound<'py, PyAny>,
 ) -> PyResult<Vec<(String, Bound<'py, PyAny>)>> {
@@ -139,7 +141,12 @@ fn in_slot_order<'py>(
         for name in by_name.keys()? {
             let text = name.cast::<PyString>().ok().and_then(|name| name.to_str().ok());
             if !text.is_some_and(|name| known.contains(name)) {
-                return Err(to_py(Error::BlockRange(format!("there is no tensor slot {}", shown(&name)))));
+                let example =
+                    slots.first().map_or_else(String::new, |slot| format!(", but such as {:?}", slot.name));
+                return Err(to_py(Error::BlockRange(format!(
+                    "rank {rank} of engine {engine:?} has no tensor slot {}{example}",
+                    shown(&name)
+                ))));
             }
         }
         let tensor = |slot: &TensorSlot| match by_name.get_item(&slot.name) {
@@ -152,15 +159,16 @@ fn in_slot_order<'py>(
         return slots.iter().map(tensor).collect();
     }
     let Ok(sequence) = tensors.cast::<PySequence>() else {
+        let hint = if tensors.hasattr("__dlpack__")? { "; pass [tensor] where there is but one" } else { "" };
         return Err(PyTypeError::new_err(format!(
-            "tensors must be a sequence in slot order or a mapping from slot name, got {}",
+            "tensors must be a sequence in slot order or a mapping from slot name, got {}{hint}",
             tensors.get_type()
         )));
     };
     if sequence.len()? != slots.len() {
         return Err(to_py(Error::Layout(format!(
-            "expected {} tensors, one a slot, got {}",
-            slots.len(),
+            "expected {}, one a slot, got {}",
+            counted(slots.len(), "tensor"),
             sequence.len()?
         ))));
     }
@@ -184,7 +192,8 @@ fn read_axes(axes: Option<&Bound<'_, PyAny>>, groups: usize) -> PyResult<Vec<Opt
         PerGroup::Same(one) => Ok(vec![one; groups]),
         PerGroup::Each(each) if each.len() == groups => Ok(each),
         PerGroup::Each(each) => {
-            Err(PyValueError::new_err(format!("axes has {} entries for {groups} groups", each.len())))
+            let (given, groups) = (counted(each.len(), "value"), counted(groups, "group"));
+            Err(PyValueError::new_err(format!("axes has {given} for {groups}")))
         }
     }
 }

@@ -6,7 +6,7 @@ use kvferry_core::copies::repair::{Fault, Repair};
 use kvferry_core::copies::rows;
 use kvferry_core::copies::view::View;
 use kvferry_core::specs::layout::Layout;
-use kvferry_core::{Error, Result};
+use kvferry_core::{Error, Result, counted};
 use kvferry_cuda::Memory;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -57,8 +57,8 @@ use crate::execution::Execution;
 /// --------
 /// >>> import numpy as np
 /// >>> from kvferry.copy import copy_blocks
-/// >>> source = np.arange(3 * 2 * 4 * 1).reshape(3, 2, 4, 1)  # [blocks, heads, tokens, latent]
-/// >>> target = np.zeros((5, 4, 2, 1), int)  # [blocks, tokens, heads, latent]
+/// >>> source = np.arange(3 * 2 * 4 * 1).reshape(3, 2, 4, 1)  # [blocks, heads, tokens, head_dim]
+/// >>> target = np.zeros((5, 4, 2, 1), int)  # [blocks, tokens, heads, head_dim]
 /// >>> copy_blocks(source, target, [2], [0], source_layout="BHND", target_layout="BNHD")
 /// >>> target[0, :, :, 0].tolist()
 /// [[16, 20], [17, 21], [18, 22], [19, 23]]
@@ -162,7 +162,8 @@ pub fn copy_kv_blocks(
     let (source_count, target_count) = (source_ids.len(), target_ids.len());
     if source_count != target_count && strict {
         return Err(to_py(Error::BlockRange(format!(
-            "src_block_ids has {source_count} ids, dst_block_ids {target_count}"
+            "src_block_ids has {}, dst_block_ids {target_count}",
+            counted(source_count, "id")
         ))));
     }
     if source_count != target_count || source_ids.is_empty() {

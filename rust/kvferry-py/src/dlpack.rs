@@ -11,8 +11,8 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::slice;
 
-use kvferry_core::Error;
 use kvferry_core::memory::tensor::{Device, RawTensor};
+use kvferry_core::{Error, counted};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
@@ -111,8 +111,24 @@ impl Delete for DLManagedTensorVersioned {
 impl<T: Delete> Drop for Owned<T> {
     fn drop(&mut self) {
         // SAFETY: `Owned` is the structure's only owner since the capsule was renamed, and dies here.
-        unsafe { T::delete(self.0.as_ptr()) }
+        let delete = || unsafe { T::delete(self.0.as_ptr()) };
+        // Only a thread that is attached has an error to lose. Any thread may drop this; where there is no
+        // interpreter any more, the deleter is the producer's affair alone.
+        if Python::try_attach(|py| with_error_aside(py, delete)).is_none() {
+            delete();
+        }
     }
+}
+
+/// Calls a deleter, which may be Python's, as Python is called: with no error set. A cache also dies while
+/// an error unwinds its frame, and that error must come through.
+fn with_error_aside(_attached: Python<'_>, delete: impl FnOnce()) {
+    let (mut kind, mut value, mut trace) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    // SAFETY: the thread is attached, and the three are places for references, null or owned.
+    unsafe { ffi::PyErr_Fetch(&raw mut kind, &raw mut value, &raw mut trace) };
+    delete();
+    // SAFETY: as above; the references are given back, and whatever the deleter has set is dropped.
+    unsafe { ffi::PyErr_Restore(kind, value, trace) };
 }
 
 // SAFETY: DLPack lets the consumer read the structure and call the deleter from any thread; kvferry
@@ -253,7 +269,7 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
     }
     let item_bits = u64::from(tensor.dtype.bits) * u64::from(tensor.dtype.lanes);
     if item_bits == 0 || !item_bits.is_multiple_of(8) {
-        return Err(format!("has items of {item_bits} bits, not of whole bytes"));
+        return Err(format!("has items of {}, not of whole bytes", counted(item_bits, "bit")));
     }
     let item_bytes = item_bits / 8;
     let strides = match extents(tensor.strides, tensor.dimensions)? {
@@ -279,7 +295,7 @@ fn describe(tensor: &DLTensor, writable: bool) -> Result<RawTensor, String> {
 fn extents(numbers: *const i64, dimensions: i32) -> Result<Option<Vec<i64>>, String> {
     let count = match usize::try_from(dimensions) {
         Ok(count) if count <= MAX_DIMENSIONS => count,
-        _ => return Err(format!("has {dimensions} dimensions")),
+        _ => return Err(format!("has {}", counted(dimensions, "dimension"))),
     };
     if count == 0 {
         return Ok(Some(Vec::new()));

@@ -5,6 +5,7 @@ use kvferry_core::moves::overlap::BoundSchedule;
 use kvferry_core::{Error, Result};
 use kvferry_cuda::{Memory, Placed, Stream};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 
 use crate::args;
 
@@ -20,8 +21,8 @@ pub struct Execution {
 impl Execution {
     /// Takes the arguments `stream` and `threads`.
     pub fn new(stream: Option<&Bound<'_, PyAny>>, threads: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let stream = stream.map_or(Ok(0), |stream| args::natural("stream", stream))?;
-        Ok(Self { stream: Stream(stream), threads: args::threads(threads)? })
+        let stream = stream.map_or(Ok(Stream(0)), read_stream)?;
+        Ok(Self { stream, threads: args::threads(threads)? })
     }
 
     /// Copies what schedules that run together move. A host copy has finished when this returns; one that
@@ -76,6 +77,16 @@ impl Execution {
         // SAFETY: as above.
         unsafe { kvferry_copy::repair(repair, self.threads) };
         Ok(())
+    }
+}
+
+/// A stream's handle, of which 1 is one: `True` must not pass for it.
+fn read_stream(stream: &Bound<'_, PyAny>) -> PyResult<Stream> {
+    const WHAT: &str = "an integer in [0, 2^63); pass its handle, such as torch's stream.cuda_stream";
+    match stream.extract::<i64>().map(u64::try_from) {
+        Ok(Ok(handle)) if !stream.is_instance_of::<PyBool>() => Ok(Stream(handle)),
+        Ok(_) => Err(args::wrong("stream", stream, WHAT)),
+        Err(error) => Err(args::refused(error, stream, || args::wrong("stream", stream, WHAT))),
     }
 }
 

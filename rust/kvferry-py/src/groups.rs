@@ -1,8 +1,8 @@
 //! `kvferry.groups`: engine groups by their attributes, and cuts of their block-id lists.
 
-use kvferry_core::Error;
 use kvferry_core::groups::{self, KvGroup, MAX_ENGINE_GROUPS, MAX_LAYERS};
 use kvferry_core::interval::Interval;
+use kvferry_core::{Error, counted};
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -216,7 +216,8 @@ pub fn expand_engine_block_ids<'py>(
     let is_flat =
         is_flat(FIELD, engine_side_block_ids)? || num_groups == 1 && engine_side_block_ids.len()? == 0;
     if is_flat && num_groups > 1 {
-        let message = format!("{FIELD} is one flat list of block ids for {num_groups} engine groups");
+        let message =
+            format!("{FIELD} is one flat list of block ids for {}", counted(num_groups, "engine group"));
         return Err(to_py(Error::BlockRange(message)));
     }
     let lists: Vec<_> = if is_flat {
@@ -227,8 +228,8 @@ pub fn expand_engine_block_ids<'py>(
     };
     let has_surplus = lists.len() > num_groups;
     if lists.len() < num_groups || strict && has_surplus {
-        let held = if has_surplus { "more".into() } else { lists.len().to_string() };
-        let message = format!("{FIELD} holds {held} lists for {num_groups} engine groups");
+        let held = if has_surplus { "more lists".into() } else { counted(lists.len(), "list") };
+        let message = format!("{FIELD} holds {held} for {}", counted(num_groups, "engine group"));
         return Err(to_py(Error::BlockRange(message)));
     }
     let ids_of = |&group: &usize| {

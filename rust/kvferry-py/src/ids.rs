@@ -4,9 +4,9 @@ use numpy::{PyArrayDescrMethods, PyUntypedArray, PyUntypedArrayMethods};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyMemoryView, PySequence, PySlice, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyMemoryView, PySequence, PySlice, PyTuple};
 
-use crate::args::{MAX_IDS, shown, wrong};
+use crate::args::{MAX_IDS, is_id, is_text, refused, shown, wrong};
 
 /// Ids that nobody has looked at: what they are shows where they are used.
 pub enum BlockIds<'py> {
@@ -80,9 +80,7 @@ pub fn is_flat(field: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
     if length(value)? == 0 {
         return Ok(false);
     }
-    let first = value.get_item(0)?;
-    // An array of one id passes for an integer too, so it must have no length.
-    Ok(first.is_instance_of::<PyInt>() || first.len().is_err() && first.extract::<i64>().is_ok())
+    is_id(&value.get_item(0)?)
 }
 
 /// What a value says of itself where its slices are views.
@@ -105,6 +103,14 @@ impl<'py> Array<'py> {
             return Ok(None);
         }
         if value.hasattr(intern!(py, "__dlpack__"))? {
+            // Who says nothing of itself besides, numpy asks; it refuses memory of devices.
+            if !value.hasattr(intern!(py, "dtype"))? || !value.hasattr(intern!(py, "ndim"))? {
+                let unknown = || {
+                    PyValueError::new_err(format!("{} is no array of block ids on the host", shown(value)))
+                };
+                let array = py.import("numpy")?.call_method1("from_dlpack", (value,));
+                return Self::of(&array.map_err(|error| refused(error, value, unknown))?);
+            }
             // Asking DLPack itself would synchronise with a device. All frameworks write "int64", some
             // behind their own name.
             let dtype = value.getattr(intern!(py, "dtype"))?.str()?.to_string();
@@ -123,10 +129,8 @@ impl<'py> Array<'py> {
     }
 }
 
-/// Text is a sequence too, but never of block ids.
 fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
-    let is_text = value.is_instance_of::<PyString>() || value.is_instance_of::<PyBytes>();
-    !is_text && value.cast::<PySequence>().is_ok()
+    !is_text(value) && value.cast::<PySequence>().is_ok()
 }
 
 fn list_of<'py>(ids: &Bound<'py, PyAny>, begin: usize, end: usize) -> PyResult<Bound<'py, PyAny>> {

@@ -26,6 +26,19 @@ class PlainSequence(Sequence):
         return self.items[index]
 
 
+class DLPackOnly:
+    """A tensor that speaks DLPack and nothing else: numpy's, its other names hidden."""
+
+    def __init__(self, array):
+        self._array = array
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+
 COPIED = {
     "list": list,
     "tuple": tuple,
@@ -53,6 +66,7 @@ VIEWED = {
     "array": lambda ids: array.array("l", ids),
     "bytearray": bytearray,
     "memoryview": lambda ids: memoryview(array.array("i", ids)),
+    "dlpack only": lambda ids: DLPackOnly(np.array(ids)),
     "memoryview of numpy": lambda ids: memoryview(np.array(ids, ">i4")),
 }
 NO_LISTS = [None, 5, {5}, {0: 1}, "56", b"56", 1.0, np.array(5), iter([5]), object(), np.int64(5)]
@@ -70,6 +84,8 @@ NO_IDS = [
     torch.tensor(0),
     array.array("d", [0.0]),
     memoryview(np.array([True])),
+    DLPackOnly(np.array([0.5])),
+    DLPackOnly(np.array([[0]])),
     memoryview(np.zeros((1, 1), int)),
 ]
 
@@ -81,5 +97,7 @@ def numbers(ids: Any) -> list[int]:
 
 def shares_memory(view: Any, ids: Any) -> bool:
     # Numpy copies an `array.array`, unless a memory view stands between.
-    owner = memoryview(ids) if isinstance(ids, array.array) else ids
-    return np.shares_memory(np.asarray(view), np.asarray(owner))
+    if isinstance(ids, array.array):
+        ids = memoryview(ids)
+    owner = np.from_dlpack(ids) if isinstance(ids, DLPackOnly) else np.asarray(ids)
+    return np.shares_memory(np.asarray(view), owner)

@@ -61,6 +61,7 @@ pub fn supported() -> impl Iterator<Item = (&'static str, Kernel)> {
 }
 
 /// The kernel that the environment variable `KVFERRY_KERNEL` names; the error says what it may name here.
+/// Set to nothing is as good as unset.
 pub fn forced() -> Result<Option<Kernel>, String> {
     const UNREAD: usize = usize::MAX;
     /// Index of the kernel, past all of them where none is named. Not a once-lock: one that another thread
@@ -75,7 +76,7 @@ pub fn forced() -> Result<Option<Kernel>, String> {
 }
 
 fn read_forced() -> Result<usize, String> {
-    let Some(name) = env::var_os(VARIABLE) else { return Ok(KERNELS.len()) };
+    let Some(name) = env::var_os(VARIABLE).filter(|name| !name.is_empty()) else { return Ok(KERNELS.len()) };
     let is_named = |(known, kernel): &(&str, Kernel)| name == *known && kernel.vectors.is_supported();
     KERNELS.iter().position(is_named).ok_or_else(|| {
         let names: Vec<&str> = supported().map(|(name, _)| name).collect();

@@ -4,7 +4,7 @@ use crate::copies::block_copy::{BlockCopy, Blocks};
 use crate::copies::ids;
 use crate::copies::parts::{Part, schedule};
 use crate::copies::view::View;
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::moves::strided::Dim;
 use crate::side::Side;
 use crate::specs::layout::{Axis, Layout};
@@ -43,9 +43,9 @@ impl Stack {
             if tensor.sizes.len() != dimensions {
                 fail!(
                     Layout,
-                    "{} has {} dimensions, layout \"{layout}\" has {dimensions}",
+                    "{} has {}, layout \"{layout}\" has {dimensions}",
                     tensor.name,
-                    tensor.sizes.len()
+                    counted(tensor.sizes.len(), "dimension")
                 );
             }
         }
@@ -57,7 +57,7 @@ impl Stack {
         for (index, tensor) in stack.tensors.iter().enumerate() {
             let planes = stack.size(index, Axis::Plane);
             if stack.layout.has(Axis::Plane) && planes != 2 {
-                fail!(Layout, "{} has {planes} planes along K, not 2", tensor.name);
+                fail!(Layout, "{} has {} along K, not 2", tensor.name, counted(planes, "plane"));
             }
             layers = layers.saturating_add(stack.size(index, Axis::Layer));
             if layers > MAX_LAYERS {
@@ -158,8 +158,8 @@ pub fn bind(source: &Stack, target: &Stack, source_ids: &[i64], target_ids: &[i6
     if source_ids.len() != target_ids.len() {
         fail!(
             BlockRange,
-            "source_block_ids has {} ids, target_block_ids {}",
-            source_ids.len(),
+            "source_block_ids has {}, target_block_ids {}",
+            counted(source_ids.len(), "id"),
             target_ids.len()
         );
     }
@@ -176,16 +176,16 @@ fn parts(source: &Stack, target: &Stack) -> Result<Vec<Part>> {
     if source.planes() != target.planes() || source.layout.has(Axis::Head) != target.layout.has(Axis::Head) {
         fail!(
             Layout,
-            "layouts \"{}\" and \"{}\" of {} and {} tensors do not hold the same planes and heads",
+            "layouts \"{}\" and \"{}\" of {} and {} do not hold the same planes and heads",
             source.layout,
             target.layout,
-            source.tensors.len(),
-            target.tensors.len()
+            counted(source.tensors.len(), "tensor"),
+            counted(target.tensors.len(), "tensor")
         );
     }
     let (from, to) = (source.places(target)?, target.places(source)?);
     if from.len() != to.len() {
-        fail!(Layout, "the source holds {} planes of layers, the target {}", from.len(), to.len());
+        fail!(Layout, "the source holds {} of layers, the target {}", counted(from.len(), "plane"), to.len());
     }
     from.iter().zip(&to).map(|(from, to)| part(source, target, from, to)).collect()
 }

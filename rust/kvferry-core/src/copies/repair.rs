@@ -5,7 +5,7 @@
 
 use crate::copies::ids;
 use crate::copies::view::View;
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::memory::region::Region;
 use crate::moves::strided::{Dim, Strided};
 
@@ -156,12 +156,13 @@ impl Repair {
             (5, Fault::Layout) => (step(0), step(1), [step(2), step(3), step(4)]),
             (dimensions, _) => fail!(
                 Layout,
-                "{} has {dimensions} dimensions, not those of (blocks, tokens, heads, elements)",
-                cache.name
+                "{} has {}, not those of (blocks, tokens, heads, elements)",
+                cache.name,
+                counted(dimensions, "dimension")
             ),
         };
         if cache.sizes.len() == 5 && planes.count != 2 {
-            fail!(Layout, "{} has {} planes in a block, not 2", cache.name, planes.count);
+            fail!(Layout, "{} has {} in a block, not 2", cache.name, counted(planes.count, "plane"));
         }
         let parts = match fault {
             Fault::Layout => 1,
@@ -171,7 +172,11 @@ impl Repair {
             fail!(Value, "block_size_ratio=0 is not positive");
         }
         if !tokens.count.is_multiple_of(parts) {
-            fail!(Alignment, "block_size_ratio={parts} does not divide {} tokens a block", tokens.count);
+            fail!(
+                Alignment,
+                "block_size_ratio={parts} does not divide {} a block",
+                counted(tokens.count, "token")
+            );
         }
         let part_tokens = Step { count: tokens.count / parts, stride: tokens.stride };
         let parts = Step { count: parts, stride: part_tokens.count * tokens.stride };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::memory::region::Region;
 use crate::memory::tensor::{RawTensor, Tensor};
 use crate::specs::engine::Engine;
@@ -39,9 +39,9 @@ impl RankCache {
         if tensors.len() != slots.len() {
             fail!(
                 Layout,
-                "rank {rank} of engine {:?} registers {} tensors, got {}",
+                "rank {rank} of engine {:?} registers {}, got {}",
                 engine.id,
-                slots.len(),
+                counted(slots.len(), "tensor"),
                 tensors.len()
             );
         }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::specs::layout::Axis;
 use crate::specs::slot::TensorSlot;
 
@@ -43,7 +43,20 @@ impl fmt::Display for Device {
             Self::CUDA => write!(f, "cuda:{}", self.index),
             Self::CUDA_HOST => f.write_str("pinned host"),
             Self::CUDA_MANAGED => f.write_str("managed CUDA memory"),
-            kind => write!(f, "DLPack device ({kind}, {})", self.index),
+            kind => {
+                // Others that frameworks export, by their numbers in `dlpack.h`.
+                let name = match kind {
+                    4 => "OpenCL, ",
+                    7 => "Vulkan, ",
+                    8 => "Metal, ",
+                    10 => "ROCm, ",
+                    11 => "ROCm host, ",
+                    14 => "oneAPI, ",
+                    15 => "WebGPU, ",
+                    _ => "",
+                };
+                write!(f, "{name}DLPack device ({kind}, {})", self.index)
+            }
         }
     }
 }
@@ -89,16 +102,16 @@ impl Tensor {
         if raw.shape.len() != axis_count || raw.strides.len() != axis_count {
             fail!(
                 Layout,
-                "tensor {name:?} has {} dimensions, layout \"{}\" has {axis_count}; pass a view with one an axis",
-                raw.shape.len(),
+                "tensor {name:?} has {}, layout \"{}\" has {axis_count}; pass a view with one an axis",
+                counted(raw.shape.len(), "dimension"),
                 slot.layout
             );
         }
         if raw.item_bytes != slot.item_bytes {
             fail!(
                 Layout,
-                "tensor {name:?} has items of {} bytes, its dtype has {}; pass a view of that item size",
-                raw.item_bytes,
+                "tensor {name:?} has items of {}, its dtype has {}; pass a view of that item size",
+                counted(raw.item_bytes, "byte"),
                 slot.item_bytes
             );
         }
@@ -168,7 +181,7 @@ fn checked_sizes(slot: &TensorSlot, shape: &[i64]) -> Result<Vec<u64>> {
             fail!(Layout, "tensor {:?} has size {given} along {}", slot.name, axis.letter());
         };
         if axis == Axis::Block && size < due {
-            fail!(Layout, "tensor {:?} has {size} blocks, num_blocks asks for {due}", slot.name);
+            fail!(Layout, "tensor {:?} has {}, num_blocks asks for {due}", slot.name, counted(size, "block"));
         }
         if axis != Axis::Block && size != due {
             fail!(

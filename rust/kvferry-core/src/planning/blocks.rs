@@ -1,6 +1,6 @@
 //! Blocks by token position: what is due, and which stretches of which blocks hold it.
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::ids::repeated;
 use crate::interval::Interval;
 use crate::specs::engine::{Engine, ShardedGroup};
@@ -111,10 +111,10 @@ impl<'a> BlockList<'a> {
     fn too_few<T>(&self, due: Interval) -> Result<T> {
         fail!(
             BlockRange,
-            "group {} of engine {:?} needs {} block ids from token {} for tokens {}, got {}",
+            "group {} of engine {:?} needs {} from token {} for tokens {}, got {}",
             self.group,
             self.engine.id,
-            (due.end - self.first).div_ceil(self.sharded().slots_per_block()),
+            counted((due.end - self.first).div_ceil(self.sharded().slots_per_block()), "block id"),
             self.tokens(self.first),
             Interval::new(self.tokens(due.begin), self.tokens(due.end)),
             self.ids.len()

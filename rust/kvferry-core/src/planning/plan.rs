@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::interval::Interval;
 use crate::planning::blocks::{BlockList, Stretch, check_distinct, due, stretches};
 use crate::planning::pieces::{Piece, pieces};
@@ -193,17 +193,19 @@ fn block_lists<'a>(route: &'a Route, side: Side, blocks: &'a RequestBlocks) -> R
     if blocks.ids.len() != groups {
         fail!(
             Value,
-            "{side}_blocks has {} lists, engine {:?} has {groups} groups",
-            blocks.ids.len(),
-            engine.id
+            "{side}_blocks has {}, engine {:?} has {}",
+            counted(blocks.ids.len(), "list"),
+            engine.id,
+            counted(groups, "group")
         );
     }
     if blocks.first_tokens.len() != groups {
         fail!(
             Value,
-            "{side}_first_token has {} entries, engine {:?} has {groups} groups",
-            blocks.first_tokens.len(),
-            engine.id
+            "{side}_first_token has {}, engine {:?} has {}",
+            counted(blocks.first_tokens.len(), "token"),
+            engine.id,
+            counted(groups, "group")
         );
     }
     if let Some(far) = blocks.first_tokens.iter().find(|first| **first > MAX_TOKEN) {

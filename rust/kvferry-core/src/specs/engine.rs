@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::interval::Interval;
 use crate::specs::layout::{Axis, Layout};
 use crate::specs::model::{Group, GroupKind, check_model, in_bounds};
@@ -27,7 +27,8 @@ impl<T: Clone> PerGroup<T> {
             Self::Same(value) => Ok(vec![value.clone(); groups]),
             Self::Each(values) if values.len() == groups => Ok(values.clone()),
             Self::Each(values) => {
-                fail!(Value, "{field} has {} entries for {groups} groups", values.len())
+                let (held, groups) = (counted(values.len(), "value"), counted(groups, "group"));
+                fail!(Value, "{field} has {held} for {groups}")
             }
         }
     }
@@ -186,13 +187,17 @@ fn stages(given: Option<&[Interval]>, pp_size: usize, groups: &[Group]) -> Resul
     let num_layers = 1 + groups.iter().map(last).max().unwrap_or(0);
     let Some(given) = given else {
         if !num_layers.is_multiple_of(pp_size as u64) {
-            fail!(Value, "pp_layers is required: pp_size={pp_size} does not divide {num_layers} layers");
+            fail!(
+                Value,
+                "pp_layers is required: pp_size={pp_size} does not divide {}",
+                counted(num_layers, "layer")
+            );
         }
         let size = num_layers / pp_size as u64;
         return Ok((0..pp_size as u64).map(|pp| Interval::new(pp * size, (pp + 1) * size)).collect());
     };
     if given.len() != pp_size {
-        fail!(Value, "pp_layers has {} stages for pp_size={pp_size}", given.len());
+        fail!(Value, "pp_layers has {} for pp_size={pp_size}", counted(given.len(), "stage"));
     }
     let mut next = 0;
     for (stage, layers) in given.iter().enumerate() {
@@ -202,7 +207,7 @@ fn stages(given: Option<&[Interval]>, pp_size: usize, groups: &[Group]) -> Resul
         next = layers.end;
     }
     if next < num_layers {
-        fail!(Value, "pp_layers ends at {next}, before the last of {num_layers} layers");
+        fail!(Value, "pp_layers ends at {next}, before the last of {}", counted(num_layers, "layer"));
     }
     Ok(given.to_vec())
 }

@@ -1,6 +1,6 @@
 //! Sharding: which units (KV heads) each rank holds, and who reads which unit from whom.
 
-use crate::error::{Result, fail};
+use crate::error::{Result, counted, fail};
 use crate::interval::Interval;
 
 /// Bound on the shares of a route: honest splits need about as many as there are ranks, nested ranges
@@ -45,7 +45,8 @@ impl Split {
     /// A split of the user's own, which must cover all `units`; ranges may be uneven and overlap.
     pub fn given(field: &str, ranges: Vec<Interval>, units: u64, ranks: usize) -> Result<Self> {
         if ranges.len() != ranks {
-            fail!(Value, "{field} has {} ranges for {ranks} TP ranks", ranges.len());
+            let (held, ranks) = (counted(ranges.len(), "range"), counted(ranks, "TP rank"));
+            fail!(Value, "{field} has {held} for {ranks}");
         }
         let all = Interval::new(0, units);
         if let Some(wrong) = ranges.iter().find(|range| range.is_empty() || !all.contains(**range)) {
