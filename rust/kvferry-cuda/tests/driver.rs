@@ -307,6 +307,41 @@ fn regions(copies: &Copies, at: (u64, u64), devices: (Device, Device)) -> Ends {
     (source, target)
 }
 
+/// Calls and waits: which copy on which stream, and a stream that is waited for afterwards.
+fn calls() -> impl Strategy<Value = Vec<(usize, usize, Option<usize>)>> {
+    let wait = prop_oneof![3 => Just(None), 1 => (0_usize..3).prop_map(Some)];
+    prop::collection::vec((0_usize..12, 0_usize..3, wait), 1..120)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    #[cfg_attr(not(kernels), ignore = "this build has no kernels: there was no nvcc")]
+    fn tables_are_those_of_their_calls_whatever_comes_before_and_after(calls in calls()) {
+        let streams = [(); 3].map(|()| stream(0));
+        // Their tables take from a page to 1.3 MB, and go round the first chunk within some calls.
+        let cases: Vec<Case> = (0..12)
+            .map(|n| Case::new(blocks(if n < 4 { 20 + n } else { 10_000 * (n - 3) }, 1, 16), cuda(0), cuda(0)))
+            .collect();
+        let mut on: Vec<[bool; 3]> = vec![[false; 3]; cases.len()];
+        let last = (0..3).map(|stream| (0, stream, Some(stream)));
+        for (seed, (copied, stream, waited)) in calls.into_iter().chain(last).enumerate() {
+            cases[copied].copy(streams[stream]).unwrap();
+            on[copied][stream] = true;
+            let Some(waited) = waited else { continue };
+            prop_assert_eq!(wait(streams[waited]), CUresult::CUDA_SUCCESS);
+            for (case, on) in cases.iter().zip(&mut on).filter(|(_, on)| on[waited]) {
+                prop_assert!(case.is_done());
+                on[waited] = false;
+                if *on == [false; 3] {
+                    case.refill(seed as u64); // so that the next copy shows
+                }
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
 
