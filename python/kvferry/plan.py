@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from kvferry._core import Descriptors, Loops, Plan, Route, Staged, StagedDescriptors
+from kvferry._words import counted, size
 
 __all__ = [
     "Descriptors",
@@ -179,7 +180,7 @@ class Explanation(msgspec.Struct, frozen=True):
         return sum(pair.num_fragments for pair in self.pairs)
 
     def __str__(self) -> str:
-        total = f"{_size(self.num_bytes)} in {_counted(self.num_fragments, 'fragment')}"
+        total = f"{size(self.num_bytes)} in {counted(self.num_fragments, 'fragment')}"
         if self.end == "target":
             lines = [f"rank {self.rank} of {self.target!r} reads {total} from {self.source!r}"]
         else:
@@ -199,37 +200,23 @@ def _group_line(group: GroupExplanation) -> str:
     if group.kind == "state":
         due = "its state is due" if group.num_tokens else "no state is due"
     else:
-        stretches = _counted(group.num_stretches, "stretch", "stretches")
-        due = f"{_counted(group.num_tokens, 'token')} due in {stretches} of blocks"
+        stretches = counted(group.num_stretches, "stretch", "stretches")
+        due = f"{counted(group.num_tokens, 'token')} due in {stretches} of blocks"
     return (
         f"  group {group.source_group} -> {group.target_group} ({group.kind}): "
-        f"{_counted(group.num_layers, 'layer')} in both engines, {due}"
+        f"{counted(group.num_layers, 'layer')} in both engines, {due}"
     )
-
-
-def _counted(number: int, noun: str, plural: str = "") -> str:
-    """Count things for people."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _pair_lines(pair: PairExplanation) -> list[str]:
     """Say what one pair moves, and what staging would move instead."""
     verdict = "pays on a wire" if pair.staging_pays else "does not pay"
     direct = (
-        f"  rank {pair.source_rank} -> {pair.target_rank}: {_size(pair.num_bytes)} "
-        f"in {_counted(pair.num_fragments, 'fragment')} of {_size(pair.min_bytes)} "
-        f"to {_size(pair.max_bytes)}, {_size(pair.mean_bytes)} on average "
-        f"({_counted(pair.num_loops, 'loop')})"
+        f"  rank {pair.source_rank} -> {pair.target_rank}: {size(pair.num_bytes)} "
+        f"in {counted(pair.num_fragments, 'fragment')} of {size(pair.min_bytes)} "
+        f"to {size(pair.max_bytes)}, {size(pair.mean_bytes)} on average "
+        f"({counted(pair.num_loops, 'loop')})"
     )
-    descriptors = _counted(pair.staged_descriptors, "descriptor")
-    staged = f"    staged: {_size(pair.staged_bytes)} in {descriptors}, which {verdict}"
+    descriptors = counted(pair.staged_descriptors, "descriptor")
+    staged = f"    staged: {size(pair.staged_bytes)} in {descriptors}, which {verdict}"
     return [direct, staged]
-
-
-def _size(num_bytes: float) -> str:
-    """Bytes for people, in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if num_bytes < 1024:
-            return f"{num_bytes:.4g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.4g} GiB"

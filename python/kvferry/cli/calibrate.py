@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from kvferry._words import size
 from kvferry.cuda import Calibration, calibrate
 
 COLUMNS = ("GB/s", "up by kernel", "by engine", "down by kernel", "by engine")
@@ -21,7 +22,7 @@ def report(calibration: Calibration) -> str:
     rows: list[tuple[str, ...]] = [COLUMNS]
     for up, down in zip(upload.fragments, download.fragments, strict=True):
         speeds = (up.kernel, up.engine, down.kernel, down.engine)
-        rows.append((_size(up.num_bytes), *(f"{speed / 1e9:.2f}" for speed in speeds)))
+        rows.append((size(up.num_bytes), *(f"{speed / 1e9:.2f}" for speed in speeds)))
     plain = (f"{bus.plain / 1e9:.2f}" for bus in (upload, download))
     rows.append(("contiguous", "", next(plain), "", next(plain)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -31,7 +32,3 @@ def report(calibration: Calibration) -> str:
     ]
     exports = [f"export {name}={value}" for name, value in calibration.thresholds().items()]
     return "\n".join([*lines, "", *exports])
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes} B" if num_bytes < 1024 else f"{num_bytes >> 10} KiB"

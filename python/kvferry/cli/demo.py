@@ -19,6 +19,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from kvferry import EngineSpec, KVCache, ModelSpec, Route
+from kvferry._words import counted
 from kvferry.cli.memcpy import MemcpyTimer
 from kvferry.cli.scale import (
     GIB,
@@ -191,7 +192,7 @@ def _setting(
     cut = (
         "" if kept == layers else f" of {layers}, so that caches stay under {arguments.max_gib} GiB"
     )
-    held, asked = _counted(kept, "layer"), _counted(arguments.tokens, "token")
+    held, asked = counted(kept, "layer"), counted(arguments.tokens, "token")
     lines = [f"{arguments.model.stem}: {held}{cut}; {asked}"]
     lines += [
         f"  {engine.engine_id}: tp={engine.tp_size}, {engine.tokens_per_block} tokens a block, "
@@ -200,10 +201,6 @@ def _setting(
     ]
     lines.append(f"  {cache_bytes(model, arguments) / GIB:.2f} GiB of caches in both engines")
     return "\n".join(lines)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _progress() -> Progress:

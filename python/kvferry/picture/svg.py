@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from kvferry.plan import _size as size
+from kvferry._words import counted, size
 
 __all__ = [
     "Panel",
@@ -155,11 +155,6 @@ def fitted(content: str, width: float, size: float) -> str:
 def clipped(content: str, max_chars: int) -> str:
     """Shorten text to a number of characters, the last an ellipsis."""
     return content if len(content) <= max_chars else content[: max_chars - 1] + "…"
-
-
-def counted(number: int, one: str, several: str = "") -> str:
-    """Say how many there are."""
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def escaped(content: str) -> str:
