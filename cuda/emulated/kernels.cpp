@@ -3,23 +3,14 @@
 // A phase is a loop over the threads, forwards or backwards, as are the blocks of a grid: a kernel whose
 // threads depend on one another within a phase, or whose blocks do, gives another result in one of them.
 
+#include "kernels.hpp"
+
 #include <cstring>
 #include <vector>
 
-#include "kvferry/copy_loops.cuh"
-#include "kvferry/copy_runs.cuh"
-#include "kvferry/transpose.cuh"
-
-namespace {
-
 using namespace kvferry;
 
-// What a launch would say of its grid.
-struct Grid {
-    uint32_t blocks;
-    uint32_t threads;
-    uint32_t is_backward;
-};
+namespace {
 
 // Accesses that a device would refuse: at addresses that are no multiple of what is accessed, or of memory
 // that `is_accessible` denies.
@@ -89,7 +80,6 @@ uint64_t run(const Grid& grid, Kernel kernel) {
 
 }  // namespace
 
-// Has every access of this thread's later kernels checked.
 void kvferry_emulated_check_accesses(bool (*check)(uint64_t address, uint64_t num_bytes)) {
     is_accessible = check;
 }

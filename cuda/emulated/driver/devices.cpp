@@ -2,22 +2,10 @@
 
 #include <cstring>
 
+#include "../kernels.hpp"
 #include "driver.hpp"
-#include "kvferry/copy_loops.cuh"
-#include "kvferry/copy_runs.cuh"
-#include "kvferry/transpose.cuh"
 
 using namespace emulated;
-
-struct Grid {
-    uint32_t blocks;
-    uint32_t threads;
-    uint32_t is_backward;
-};
-extern "C" uint64_t kvferry_emulated_copy_loops(const kvferry::CopyLoops* copy, const Grid* grid);
-extern "C" uint64_t kvferry_emulated_copy_runs(const kvferry::CopyRuns* copy, const Grid* grid);
-extern "C" uint64_t kvferry_emulated_transpose(const kvferry::Transpose* how, const Grid* grid);
-void kvferry_emulated_check_accesses(bool (*check)(uint64_t address, uint64_t num_bytes));
 
 namespace {
 
