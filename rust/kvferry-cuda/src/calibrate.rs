@@ -180,7 +180,8 @@ impl Bench {
             writable: true,
         };
         let on_host = [region(self.host.expose_provenance() as u64, tensor::Device::CPU)];
-        let on_device = [region(self.on_device, tensor::Device { kind: 2, index: self.ordinal })];
+        let on_device =
+            [region(self.on_device, tensor::Device { kind: tensor::Device::CUDA, index: self.ordinal })];
         let (source, target) = if is_upload { (&on_host, &on_device) } else { (&on_device, &on_host) };
         let memory = [Memory::default(), Memory::default()];
         let thresholds = Thresholds::only(way);

@@ -16,7 +16,7 @@ fn whatever_needs_a_device_says_what_is_missing() {
     };
     let has_kernels = option_env!("KVFERRY_KERNELS").is_some();
     assert!(reason.contains(if has_kernels { "driver" } else { "no CUDA kernels" }), "{reason}");
-    let device = Device { kind: 2, index: 0 };
+    let device = Device { kind: Device::CUDA, index: 0 };
     let region = Region {
         name: "t".to_owned(),
         address: 0,

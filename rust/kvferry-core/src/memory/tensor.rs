@@ -18,12 +18,12 @@ pub struct Device {
 impl Device {
     /// Ordinary host memory.
     pub const CPU: Self = Self { kind: 1, index: 0 };
-    /// Memory of a GPU.
-    const CUDA: i32 = 2;
+    /// The kind of memory of a GPU.
+    pub const CUDA: i32 = 2;
     /// Host memory that a GPU can address.
     const CUDA_HOST: i32 = 3;
-    /// Memory that the driver moves between host and GPUs.
-    const CUDA_MANAGED: i32 = 13;
+    /// The kind of memory that the driver moves between host and GPUs.
+    pub const CUDA_MANAGED: i32 = 13;
 
     /// Whether the host reads and writes it directly.
     pub fn is_host(self) -> bool {

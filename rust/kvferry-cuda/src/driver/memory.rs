@@ -10,15 +10,11 @@ use cudarc::driver::sys::{
     CUresult,
 };
 use kvferry_core::memory::region::Region;
+use kvferry_core::memory::tensor;
 use kvferry_core::{Error, Result};
 
 use crate::driver::check;
 use crate::driver::device::Device;
-
-/// `DLPack`'s number of memory of a CUDA device.
-const CUDA: i32 = 2;
-/// `DLPack`'s number of memory that the driver moves between host and devices.
-const CUDA_MANAGED: i32 = 13;
 
 /// What the driver says of some tensors' memory: asked when it is first needed, and good as long as the
 /// tensors live.
@@ -58,12 +54,12 @@ pub enum Owner {
 
 /// The device that a tensor is said to lie on, if on one.
 pub fn ordinal(region: &Region) -> Option<i32> {
-    (region.device.kind == CUDA).then_some(region.device.index)
+    (region.device.kind == tensor::Device::CUDA).then_some(region.device.index)
 }
 
 /// The device that the driver was asked for when it allocated what it moves about.
 pub fn managed_ordinal(region: &Region) -> Option<i32> {
-    (region.device.kind == CUDA_MANAGED).then_some(region.device.index)
+    (region.device.kind == tensor::Device::CUDA_MANAGED).then_some(region.device.index)
 }
 
 impl Memory {
@@ -120,7 +116,7 @@ fn place(region: &Region) -> Result<Place> {
     let Region { address, extent_bytes, device, .. } = region;
     let owner = match (ordinal(region), device.kind) {
         (Some(ordinal), _) => Owner::Device(ordinal),
-        (None, CUDA_MANAGED) => Owner::Managed,
+        (None, tensor::Device::CUDA_MANAGED) => Owner::Managed,
         _ if device.is_host() => Owner::Host,
         _ => return Err(Error::Layout(format!("{} lies on {device}, which CUDA cannot copy", region.name))),
     };

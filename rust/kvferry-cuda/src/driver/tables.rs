@@ -3,8 +3,8 @@
 //!
 //! A table is written in pinned memory and copied from there. Both halves lie in chunks that are filled
 //! round and round: a table stays until the next ones come around to its place. It gives way once every
-//! stream that was given it has passed, which events tell; until then the chunk is full, and another one is
-//! asked for. Chunks are never given back, since the driver would wait for the whole device. A graph that was
+//! stream that was given it has passed, which events tell; until then it is passed over, and where too many
+//! are, another chunk is asked for. Chunks are never given back, since the driver would wait for the whole device. A graph that was
 //! captured may run at any time, so that its tables are kept for good; those that were not on the device before
 //! are uploaded whenever it runs.
 
@@ -54,14 +54,15 @@ impl Tables {
     ///
     /// The stream must exist and belong to the device.
     pub unsafe fn resident(&mut self, bytes: &[u8], stream: Stream, is_captured: bool) -> Result<Resident> {
-        let Some(known) = self.find(bytes) else {
+        let digest = digest(bytes);
+        let Some(known) = self.find(bytes, digest) else {
             // SAFETY: the caller guarantees the stream.
-            return unsafe { self.upload(bytes, stream, is_captured) };
+            return unsafe { self.upload(bytes, digest, stream, is_captured) };
         };
         match self.uploaded(known)? {
             // A graph cannot wait for it, and takes a table of its own along.
             // SAFETY: as above.
-            Some(_) if is_captured => return unsafe { self.upload(bytes, stream, true) },
+            Some(_) if is_captured => return unsafe { self.upload(bytes, digest, stream, true) },
             Some(uploaded) => {
                 // SAFETY: as above; the event was recorded.
                 let answer = unsafe { sys::cuStreamWaitEvent(stream.handle(), uploaded, 0) };
@@ -92,8 +93,7 @@ impl Tables {
     }
 
     /// A table of these bytes that is still there.
-    fn find(&self, bytes: &[u8]) -> Option<Resident> {
-        let digest = digest(bytes);
+    fn find(&self, bytes: &[u8], digest: u64) -> Option<Resident> {
         self.chunks.iter().enumerate().find_map(|(chunk, held)| {
             let position = held.find(bytes, digest)?;
             Some(Resident { chunk, position, address: held.addresses(position).0 })
@@ -123,7 +123,13 @@ impl Tables {
     /// # Safety
     ///
     /// As for [`Self::resident`].
-    unsafe fn upload(&mut self, bytes: &[u8], stream: Stream, is_captured: bool) -> Result<Resident> {
+    unsafe fn upload(
+        &mut self,
+        bytes: &[u8],
+        digest: u64,
+        stream: Stream,
+        is_captured: bool,
+    ) -> Result<Resident> {
         let num_bytes = bytes.len() as u64;
         if is_captured {
             self.check_keeping(num_bytes)?;
@@ -143,7 +149,7 @@ impl Tables {
         let recorded = if is_captured { Ok(None) } else { unsafe { self.events.record(stream) }.map(Some) };
         match recorded {
             Ok(Some(event)) => {
-                (table.digest, table.uploaded) = (Some(digest(bytes)), Some(event));
+                (table.digest, table.uploaded) = (Some(digest), Some(event));
                 held.add(table, &mut self.events)?;
             }
             // A graph's stays, and is found by no other call: it is on the device when the graph comes to it.

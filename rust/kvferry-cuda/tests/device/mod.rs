@@ -17,7 +17,7 @@ use libloading::os::unix::Library;
 pub const CPU: Device = Device::CPU;
 
 pub fn cuda(index: i32) -> Device {
-    Device { kind: 2, index }
+    Device { kind: Device::CUDA, index }
 }
 
 /// Loads the emulated driver in place of any other, and makes a device's context current.
