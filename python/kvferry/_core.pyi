@@ -11,6 +11,7 @@ from kvferry.plan import Explanation
 from kvferry.specs import EngineSpec, Group, ModelSpec
 
 __all__ = [
+    "CUDA_THRESHOLDS",
     "EXCLUDED_ENGINE_GROUP",
     "Descriptors",
     "Engine",
@@ -51,6 +52,7 @@ __all__ = [
 ]
 
 __version__: str
+CUDA_THRESHOLDS: list[str]
 EXCLUDED_ENGINE_GROUP: int
 
 # Integers, or an array of them: numpy's, one that speaks DLPack, a buffer.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import msgspec
 
-from kvferry._core import calibrate_cuda, cuda_unavailable_reason
+from kvferry._core import CUDA_THRESHOLDS, calibrate_cuda, cuda_unavailable_reason
 
 __all__ = [
     "BusSpeeds",
@@ -84,11 +84,8 @@ class Calibration(msgspec.Struct, frozen=True):
 
     def thresholds(self) -> dict[str, int]:
         """Return the environment variables that set them, with their values."""
-        return {
-            "KVFERRY_CUDA_UPLOAD_BYTES": self.upload_bytes,
-            "KVFERRY_CUDA_DOWNLOAD_BYTES": self.download_bytes,
-            "KVFERRY_CUDA_MIN_KERNEL_PIECES": self.min_kernel_pieces,
-        }
+        values = self.upload_bytes, self.download_bytes, self.min_kernel_pieces
+        return dict(zip(CUDA_THRESHOLDS, values, strict=True))
 
 
 def calibrate(device: int = 0) -> Calibration:

@@ -32,6 +32,9 @@ mod _core {
     /// Engine group of a layer that no KV group names.
     #[pymodule_export]
     const EXCLUDED_ENGINE_GROUP: i64 = kvferry_core::groups::EXCLUDED_ENGINE_GROUP;
+    /// Environment variables of the thresholds that a calibration finds, in the order in which it does.
+    #[pymodule_export]
+    const CUDA_THRESHOLDS: [&str; 3] = kvferry_cuda::choose::Thresholds::VARIABLES;
     #[pymodule_export]
     use crate::cache::KVCache;
     #[pymodule_export]
